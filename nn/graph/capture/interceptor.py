@@ -103,9 +103,9 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self.eights: dict[int, str] = {}  # how modules compute products of 8 bits, by their ids
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let calls go by that the program did not make."""
-        before, self._paused = self._paused, True
+    def paused(self, yes: bool = True) -> Iterator[None]:
+        """Let calls go by that the program did not make; `paused(False)` is for those in between that it did make."""
+        before, self._paused = self._paused, yes
         try:
             yield
         finally:

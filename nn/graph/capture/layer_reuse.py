@@ -2,14 +2,17 @@
 
 A call is taken over only where that is exact: the ops read nothing but the call's arguments and the module's own
 tensors, nothing outside was written to, and all that Python could have gone by is the same. A whole number that the
-trace did not read, such as that of a layer, may be another.
+trace did not read, such as that of a layer, may be another. Methods of objects that a layer is handed, such as a cache,
+are called for each layer (object_calls).
 """
 
 import operator
 import random
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,12 +23,12 @@ from torch.nn.modules.module import _has_any_global_hook
 from ....boxing.record import following
 from ....placement.structure import replaced
 from ....sbp.logical import LogicalOp, Origin
-from ...eager.capture import autocast_state
 from ...model.flows import flow_of
 from .declared import Declared
 from .interceptor import Interceptor
-from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name
+from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name, reader
 from .module_state import ModuleState
+from .object_calls import MethodCall, MethodCalls, modes
 from .tape import Tape, View
 
 __all__ = ["Repeats", "like"]
@@ -42,6 +45,7 @@ class _LayerCall:
     own: list[Tensor]
     constants: list[Tensor]
     given: list[Tensor]
+    objects: list[Any]
     numbers: tuple[int, ...]  # of own and given
 
     def same(self, other: "_LayerCall") -> bool:
@@ -67,6 +71,8 @@ class _Traced:
     given: Mapping[int, int]  # the result's tensors that are arguments, by identity, and their places among those
     made: Mapping[int, int]  # its other tensors, and their numbers
     writes: Mapping[int, int]  # own tensors by place, and their new numbers
+    tensors: tuple[Tensor, ...]  # that the call had: own and given
+    methods: tuple[MethodCall, ...]  # that were called in between, counted from the first op
 
     def stands_for(self, call: _LayerCall) -> bool:
         return self.key == call.key and all(call.settings[at].value == value for at, value in self.read.items())
@@ -88,6 +94,8 @@ class Repeats:
         self.busy: set[int] = set()
         self.literals: set[int] = set()  # numbers of constants that are the same everywhere
         self.losses: list[Any] = []
+        self.methods = MethodCalls(tape, watch)
+        self.outside: set[int] = set()  # objects among the arguments of the step, which no failed capture puts back
         self.read: set[tuple[int, str]] = set()  # names that were read of modules, while one was traced to be reused
 
     def call(self, run: Run, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -140,22 +148,28 @@ class Repeats:
         chance = random.getstate()
         self.busy.add(id(module))
         classes = dict.fromkeys(type(each.module) for each in call.settings)
+        calls = self.methods.noted(call.objects, call.settings) if call.objects else nullcontext()
         try:
-            with attributes_noted(classes, self._noted):
+            with attributes_noted(classes, self._noted), calls:
                 result = run(module, *args, **kwargs)
         finally:
             self.busy.discard(id(module))
+            if call.objects:
+                self.read.update(self.methods.unmatched())
+        if call.objects and not (self.methods.exact and len(tape.written) == writes):
+            return result
         if len(self.losses) == losses and random.getstate() == chance:
             with self.watch.paused():
                 after = self._look(module, args, kwargs, call.numbers)
+                methods = tuple(self.methods.made) if call.objects else ()
                 if after is not None and after.same(call) and all(map(operator.is_, after.own, call.own)):
-                    made = self._traced(module, call, result, start, first, writes)
+                    made = self._traced(module, call, result, start, first, writes, methods)
                     self.traced += [made] if made is not None else []
         return result
 
     def _noted(self, module: Any, name: str) -> None:
         named = read_name(name)
-        if named is not None:
+        if named is not None and not self.methods.read(module, named, reader(sys._getframe(1))):
             self.read.add((id(module), named))
 
     def _look(
@@ -166,10 +180,13 @@ class Repeats:
         constants: list[Tensor] = []
         settings: list[Number] = []
         given: list[Tensor] = []
+        objects: list[Any] = []
         try:
-            taken = of_value((args, kwargs), given)
+            taken = of_value((args, kwargs), given, objects)
             like = of_module(module, constants, settings)
         except (Unlike, RecursionError):
+            return None
+        if objects and (self.methods.busy or self.watch.eights or not self.outside.isdisjoint(map(id, objects))):
             return None
         own = [x for part in module.modules() for kept in (part._parameters, part._buffers) for x in kept.values()]
         held = [x for x in own if x is not None]
@@ -177,19 +194,26 @@ class Repeats:
             numbers = tuple(self.tape.number(x) for x in (*held, *given))
         seen: dict[int, int] = {}
         pattern = tuple([seen.setdefault(n, len(seen)) for n in numbers])
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), autocast_state()
-        return _LayerCall((like, taken, pattern, modes), settings, held, constants, given, numbers)
+        return _LayerCall((like, taken, pattern, modes()), settings, held, constants, given, objects, numbers)
 
     def _traced(
-        self, module: nn.Module, call: _LayerCall, result: Any, start: int, first: int, writes: int
+        self,
+        module: nn.Module,
+        call: _LayerCall,
+        result: Any,
+        start: int,
+        first: int,
+        writes: int,
+        methods: tuple[MethodCall, ...],
     ) -> _Traced | None:
         tape = self.tape
         ops = tuple(tape.ops[start:])
-        made = {n for op in ops for n in op.numbers}
+        mine = [op for at, op in enumerate(ops, start) if not any(m.start <= at < m.end for m in methods)]
+        made = {n for op in mine for n in op.numbers}.union(*(m.answer for m in methods))
         place = {n: at for at, n in reversed(list(enumerate(call.numbers)))}
         known = [(at, self.watch.known(x)) for at, x in enumerate(call.constants)]
         constants = {tape.number(fake): at for at, fake in known if fake is not None}
-        read = {n for op in ops for n in op.inputs} - made
+        read = {n for op in mine for n in op.inputs}.union(*(m.numbers.values() for m in methods)) - made
         if not all(n in place or n in constants or n in self.literals for n in read):
             return None
         roots = {id(tape.view(x).memory): at for at, x in enumerate(call.own)}
@@ -211,6 +235,8 @@ class Repeats:
             return None
         if any(v.memory.born < first or tape.read(v) not in made for v in fresh.values()):
             return None
+        if not all(self._apart(call, m, first, fresh.values()) for m in methods):
+            return None
         settings = enumerate(call.settings)
         return _Traced(
             call.key,
@@ -231,11 +257,21 @@ class Repeats:
             {id(x): at for at, x in enumerate(call.given)},
             {n: tape.read(view) for n, view in fresh.items()},
             changed,
+            (*call.own, *call.given),
+            tuple([m.within(start) for m in methods]),
         )
+
+    def _apart(self, call: _LayerCall, method: MethodCall, first: int, fresh: Iterable[View]) -> bool:
+        """Whether the tensors that an object takes and gives share no memory with what the layer returns, and what it
+        takes is the layer's own, an argument, or made there."""
+        outside = {id(x) for x in (*call.given, *call.own)}
+        views = [(x, self.tape.view(x)) for x in method.tensors()]
+        memories = {id(view.memory) for view in fresh}
+        made = (id(x) in outside or (view.memory.born >= first and _stands_alone(view)) for x, view in views)
+        return all(made) and memories.isdisjoint(id(view.memory) for _, view in views)
 
     def _again(self, known: _Traced, call: _LayerCall) -> Any:
         tape, watch = self.tape, self.watch
-        first = known.first
         move = {n: call.numbers[at] for n, at in known.place.items()}
         used = {n for op in known.ops for n in op.inputs}
         for n, at in known.constants.items():
@@ -243,25 +279,13 @@ class Repeats:
             if fake is not None:
                 move[n] = tape.number(fake)
         move.update((n, n) for n in self.literals)
-        shift = len(tape.fakes) - first
-        tape.fakes.extend(known.fakes)
-
-        used.difference_update(move)
-        move.update({n: n + shift for n in used})
-        lines: dict[Origin, Origin] = {}
-        regions = {known.region: watch.region}
-        for op in known.ops:
-            origin = lines.get(op.origin)
-            if origin is None:
-                module = watch.module + op.origin.module.removeprefix(known.path)
-                inner = op.origin.recompute
-                if inner not in regions:
-                    regions[inner] = watch.region or watch.new_region()
-                origin = lines[op.origin] = Origin(module, op.origin.line, watch.block, regions[inner])
-            numbers = tuple([n + shift for n in op.numbers])
-            tape.ops.append(op.of(move, numbers=numbers, origin=origin))
+        copy = _Copy(known, self, move)
+        for method in known.methods:
+            copy.up_to(method.start, method.first)
+            copy.call(method, call)
+        copy.up_to(len(known.ops), known.first + len(known.fakes))
         for at, number in known.writes.items():
-            tape.write(tape.view(call.own[at]), move.get(number, number + shift))
+            tape.write(tape.view(call.own[at]), move[number])
         results: dict[int, Tensor] = {}
 
         def stand(path: str, x: Tensor) -> Tensor:
@@ -269,10 +293,70 @@ class Repeats:
                 return call.given[known.given[id(x)]]
             if id(x) not in results:
                 results[id(x)] = y = like(x)
-                tape.stand_for(y, known.made[id(x)] + shift)
+                tape.stand_for(y, move[known.made[id(x)]])
             return results[id(x)]
 
         return replaced(known.result, stand)
+
+
+class _Copy:
+    """The ops of a traced layer, put on the tape once more in order, with the calls of methods in between."""
+
+    def __init__(self, known: _Traced, repeats: Repeats, move: dict[int, int]) -> None:
+        self.known, self.tape, self.watch, self.move = known, repeats.tape, repeats.watch, move
+        self.regions = {known.region: repeats.watch.region}
+        self.lines: dict[Origin, Origin] = {}
+        self.op, self.value = 0, known.first  # those that come next
+
+    def up_to(self, op: int, value: int) -> None:
+        """Copy the ops before one, which make the values before another."""
+        known, tape, move = self.known, self.tape, self.move
+        shift = len(tape.fakes) - self.value
+        tape.fakes.extend(known.fakes[self.value - known.first : value - known.first])
+        for n in range(self.value, value):
+            move.setdefault(n, n + shift)  # literals that were met here stay
+        for each in known.ops[self.op : op]:
+            numbers = tuple([move[n] for n in each.numbers])
+            tape.ops.append(each.of(move, numbers=numbers, origin=self._origin(each.origin)))
+        self.op, self.value = op, value
+
+    def _origin(self, origin: Origin) -> Origin:
+        found = self.lines.get(origin)
+        if found is None:
+            watch, inner = self.watch, origin.recompute
+            module = watch.module + origin.module.removeprefix(self.known.path)
+            if inner not in self.regions:
+                self.regions[inner] = watch.region or watch.new_region()
+            found = self.lines[origin] = Origin(module, origin.line, watch.block, self.regions[inner])
+        return found
+
+    def call(self, method: MethodCall, call: _LayerCall) -> None:
+        """Call a method for this layer; its ops come from the lines from which they came there."""
+        known, tape, watch = self.known, self.tape, self.watch
+        taken = {id(x): at for at, x in enumerate(known.tensors)}
+        here: dict[int, Tensor] = {}
+
+        def stand(x: Tensor) -> Tensor:
+            if id(x) in taken:
+                return (*call.own, *call.given)[taken[id(x)]]
+            if id(x) not in here:
+                here[id(x)] = like(x)
+                tape.stand_for(here[id(x)], self.move[method.numbers[id(x)]])
+            return here[id(x)]
+
+        args, kwargs = method.arguments(call.settings, stand)
+        start, before, watch.module = len(tape.ops), watch.module, watch.module + method.module.removeprefix(known.path)
+        try:
+            with watch.paused(False):
+                answer = method.again(call.objects[method.object], args, kwargs)
+        finally:
+            watch.module = before
+        made = known.ops[method.start : method.end]
+        if [op.op for op in made] == [op.op for op in tape.ops[start:]]:
+            for at, op in enumerate(made, start):
+                tape.ops[at] = replace(tape.ops[at], origin=self._origin(op.origin))
+        self.move.update(zip(method.answer, map(tape.number, answer), strict=True))
+        self.op, self.value = method.end, method.last
 
 
 def like(fake: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ....sbp.call import frozen
 from ...model.reading import begin_forward, end_forward
 from ...model.recompute.recomputation import Recomputing
 
-__all__ = ["ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name"]
+__all__ = ["ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name", "reader"]
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
@@ -30,6 +30,7 @@ _TABLES = (
     nn.Module.register_parameter.__code__,
 )  # which ask whether these are there
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # from which all else can be read
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has made
 ALL = "*"
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -52,9 +53,10 @@ def _of_readers(module: nn.Module) -> set[int]:
     return {at for hooks in tables for at, hook in hooks.items() if hook in (begin_forward, end_forward)}
 
 
-def of_value(value: Any, tensors: list[Tensor]) -> Any:
-    """A value of plain data alone; its tensors are collected, and stand there by shape and kind alone."""
-    return _Looking(tensors, objects=False).value(value)
+def of_value(value: Any, tensors: list[Tensor], objects: list[Any] | None = None) -> Any:
+    """A value of plain data alone; its tensors are collected, and stand there by shape and kind alone. So are objects
+    of classes written in Python, which count by identity, if a list is given for them."""
+    return _Looking(tensors, objects=False, handed=objects).value(value)
 
 
 def of_module(module: nn.Module, constants: list[Tensor], numbers: list[Number]) -> Any:
@@ -114,9 +116,7 @@ def read_name(name: str) -> str | None:
     package reads its notes of modules there, or torch looks for its tables."""
     if name not in _WHOLE:
         return name
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name == "noted" and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
+    frame = reader(sys._getframe(1))
     if frame is not None and name == "__dict__":
         if frame.f_code in _OWN:
             return str(frame.f_locals["name"])
@@ -127,9 +127,24 @@ def read_name(name: str) -> str | None:
     return ALL
 
 
+def reader(note: FrameType) -> FrameType | None:
+    """The frame whose code reads the attribute that a function of this frame is told of."""
+    frame = note.f_back
+    while frame is not None and frame.f_code.co_name == "noted" and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame
+
+
 class _Looking:
-    def __init__(self, tensors: list[Tensor], *, objects: bool, numbers: list[Number] | None = None) -> None:
-        self.tensors, self.objects, self.numbers = tensors, objects, numbers
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        *,
+        objects: bool,
+        numbers: list[Number] | None = None,
+        handed: list[Any] | None = None,
+    ) -> None:
+        self.tensors, self.objects, self.numbers, self.handed = tensors, objects, numbers, handed
         self.around: set[int] = set()  # objects being looked at: one may be in itself
 
     def value(self, value: Any) -> Any:
@@ -148,6 +163,9 @@ class _Looking:
             return "is", id(value)
         if isinstance(value, partial):
             return "partial", self.value(value.func), self.value(value.args), self.value(value.keywords)
+        if self.handed is not None and _is_written(type(value)):
+            self.handed.append(value)
+            return "is", id(value)
         if not self.objects:
             raise Unlike(type(value).__name__)
         return self.object(value)
@@ -194,6 +212,11 @@ def _reads_plainly(cls: type) -> bool:
     while hasattr(get, "__wrapped__"):
         get = get.__wrapped__
     return get is object.__getattribute__
+
+
+def _is_written(cls: type) -> bool:
+    """Whether a class and all that it inherits from are written in Python, so that its reads and writes can be seen."""
+    return _reads_plainly(cls) and all(base is object or base.__flags__ & _HEAP for base in cls.__mro__)
 
 
 def of_tensor(x: Tensor) -> Any:

@@ -8,7 +8,7 @@ Nothing is computed, no random number drawn, and the modules are afterwards what
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from .interceptor import Interceptor
 from .kept_tensors import tell_kept
 from .layer_reuse import Repeats
 from .module_state import Constant, ModuleState, fake_like
+from .object_calls import OtherAnswer, objects_in
 from .own_backward import called
 from .precision import Precision
 from .surroundings.clocks import Clocks
@@ -84,11 +85,12 @@ def trace(
         other.run(args, kwargs)
         other.held.around.undo()
 
-    one = tracing()
-    made = one.run(args, kwargs)
-    if one.repeats.taken and (
-        one.draws.some() or any(x is not None for x in one.held.around.before.values())
-    ):  # layers that were not run would draw, too
+    one, made = tracing(), None
+    with suppress(OtherAnswer):
+        made = one.run(args, kwargs)
+    # Layers that were not run would draw and count, too.
+    counted = any(number is not None for number in one.held.around.before.values())
+    if made is None or (one.repeats.taken and (one.draws.some() or counted)):
         one.held.around.undo()
         one = tracing(reuse=False)
         made = one.run(args, kwargs)
@@ -143,6 +145,7 @@ class _Tracing:
         with ExitStack() as stack:
             stack.callback(Settings().restore)
             stack.enter_context(self.fakes)
+            self.repeats.outside = objects_in((args, kwargs))
             given = [replaced(value, self._input, str(at)) for at, value in enumerate(args)]
             named = {name: replaced(value, self._input, name) for name, value in kwargs.items()}
             slots = {}
@@ -352,7 +355,7 @@ class _Tracing:
             return Ref(self.tape.number(known))
 
         if is_simple(result):
-            return replaced(result, refer), _same
+            return replaced(result, refer), lambda made: made
 
         def noted(path: str, x: Tensor) -> Tensor:
             fakes.append(x)
@@ -395,7 +398,3 @@ _FROZEN = (
     "  the values written would be lost\n"
     "  make it a buffer: register_buffer"
 )
-
-
-def _same(result: Any) -> Any:
-    return result

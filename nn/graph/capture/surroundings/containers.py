@@ -37,9 +37,8 @@ class Containers:
         self.fake = fake
         self.caches = LruCaches()
         self.deeds: list[Callable[[], None]] = []  # what the program did to modules, to be done again
-        self.before: dict[
-            tuple[int, Any], Any
-        ] = {}  # numbers that it changed beside these, by container and key; of modules' lists None
+        # Numbers that it changed beside these, by container and key; None for a list of a module.
+        self.before: dict[tuple[int, Any], Any] = {}
         self.streams: list[Any] = []  # random numbers and iterators, in the order in which they were met
         self._undo: list[Callable[[], None]] = []
         self._done: set[int] = set()
