@@ -40,7 +40,7 @@ def test_an_index_behind_whole_dims_is_not_given_to_a_function_that_knows_none(m
 
 def test_a_function_of_torch_that_takes_what_its_binding_does_not_is_called_as_the_op() -> None:
     """torch.block_diag(*blocks) stands before a binding that takes a list, and that was given its list (BOFT)."""
-    pick: Callable[[Tensor, Tensor], Tensor] = lambda w, at: torch.block_diag(*w.unbind(0))  # noqa: E731
+    pick: Callable[[Tensor, Tensor], Tensor] = lambda w, at: torch.block_diag(*w.unbind(0))  # type: ignore[no-untyped-call]  # noqa: E731
     model, one = Picked(pick), Picked(pick)
     one(torch.ones(())).backward()
     flow.compile(model, lambda m, x: m(x), placement=flow.placement("cpu", range(2)), backend="code")(torch.ones(()))

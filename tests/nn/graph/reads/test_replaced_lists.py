@@ -63,7 +63,7 @@ def test_names_that_are_switched_to_and_fro_are_captured_once_each() -> None:
     ids=["longer", "another", "empty"],
 )
 def test_the_list_that_came_is_followed_and_so_is_one_that_is_held_elsewhere(edit: Callable[[Any], None]) -> None:
-    models = nn.ModuleList([Adapted(), Adapted()])
+    models: Any = nn.ModuleList([Adapted(), Adapted()])
     shared = models[1].active = models[0].active
     model = Adapted()
     model.inner = models
