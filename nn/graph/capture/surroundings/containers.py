@@ -9,7 +9,7 @@ Files are those of the model's classes, and of what these call in their own pack
 
 import gc
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import _lru_cache_wrapper
 from types import CellType, FunctionType, ModuleType
@@ -57,6 +57,8 @@ class Containers:
     def restore(self) -> None:
         """Put back all containers that were changed. This may be done twice: one that is back already stays."""
         for held, before, whole in self._kept.values():
+            if not before and type(held) in _EMPTY and not held:
+                continue
             now = _read(held)
             if not _same(now, before):
                 self._note_deeds(held, now, before, whole)
@@ -150,7 +152,14 @@ class Containers:
         if not whole and len(content) > _LONG:
             return []
         self._kept[id(held)] = held, content, whole
-        return [(part, whole) for _, part in content if type(part) not in _ATOMS and not _keeps_nothing(part)]
+        found = []
+        for _, part in content:
+            if type(part) in _EMPTY and not part:  # such as the tables of hooks, a dozen for each module
+                if id(part) not in self._met:
+                    self._met[id(part)], self._kept[id(part)] = part, (part, [], whole)
+            elif type(part) not in _ATOMS and not _keeps_nothing(part):
+                found.append((part, whole))
+        return found
 
     def _without_fakes(self, held: Any, now: Content, before: Content) -> Content | None:
         """The content as it is now, with earlier values in the place of those that hold fakes; None if none does."""
@@ -265,4 +274,5 @@ def _same(one: Content, other: Content) -> bool:
 _OURS = __name__.partition(".")[0]
 _ABSENT = object()
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
+_EMPTY = frozenset({dict, OrderedDict, list, set})  # of which an empty one is nothing but that
 _ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
