@@ -150,6 +150,11 @@ class Definition:
         return not self.versions
 
     @cached_property
+    def linear(self) -> bool:
+        """Whether it runs any chunks in a row, each as a stage of its own, also where several are on one device."""
+        return self.way == "loop" and self.v == 1 and not self.table
+
+    @cached_property
     def in_turn(self) -> bool:
         """Whether each part of each chunk of a table does its micro-batches as they come."""
         last: dict[tuple[int, str, int], int] = {}

@@ -19,7 +19,7 @@ from ..protocol.network import Actor, Give, Network, Register, Take
 from .chunk_ends import ChunkEnd, Folding, ended
 from .definition import Definition, Marks, Shape
 
-__all__ = ["Chunk", "Costs", "chunks", "network_of", "parts", "together", "version"]
+__all__ = ["Chunk", "Costs", "chunks", "network_of", "on_devices", "parts", "together", "version"]
 
 UPDATE = -1  # before anything else on its device: others wait for it
 
@@ -95,6 +95,16 @@ def network_of(
         f"{schedule.name} p={shape.p} m={shape.m}" + f" v={shape.v}" * (shape.v > 1) + f" n={shape.n}" * (shape.n > 1)
     )
     return Network(tuple(actors), tuple(registers), name)
+
+
+def on_devices(network: Network, devices: Sequence[int]) -> Network:
+    """The network of a linear schedule with its chunks, each of which is a stage of its own, on these devices."""
+    queues = {f"device {chunk}": f"device {device}" for chunk, device in enumerate(devices)}
+    near = {chunk for chunk in range(1, len(devices)) if devices[chunk - 1] == devices[chunk]}
+    inside = {f"x.{chunk}" for chunk in near} | {f"dy.{chunk - 1}" for chunk in near}  # nothing hops there
+    actors = (replace(actor, queue=queues.get(actor.queue, actor.queue)) for actor in network.actors)
+    registers = (replace(each, delay=0.0) if each.name in inside else each for each in network.registers)
+    return replace(network, actors=tuple(actors), registers=tuple(registers))
 
 
 def _ends(schedule: Definition, shape: Shape, costs: Costs | Sequence[Costs]) -> list[ChunkEnd]:

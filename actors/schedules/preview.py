@@ -13,7 +13,7 @@ from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
 from .chunk_ends import Folding
 from .definition import Definition, Shape
-from .pipeline import Costs, network_of
+from .pipeline import Costs, network_of, on_devices
 from .text import Action
 
 __all__ = ["Preview", "bubble", "first_few", "peak_bytes", "peak_slots", "preview", "ticks"]
@@ -94,6 +94,7 @@ class Preview:
     shape: Shape
     costs: Costs | tuple[Costs, ...]
     run: Simulation
+    devices: tuple[int, ...] = ()  # of each chunk of a linear schedule, where some share one
 
     svg: ClassVar[Callable[["Preview"], str]]  # actors/timeline gives these two
     drawn: ClassVar[Callable[["Preview", Path | str], Path]]
@@ -119,19 +120,19 @@ class Preview:
     @cached_property
     def _bars(self) -> tuple[tuple[tuple[Bar, ...], tuple[Bar, ...]], ...]:
         """By device its tasks in order, as far as they compute, and what of them goes over its links."""
-        found: list[tuple[list[Bar], list[Bar]]] = [([], []) for _ in range(self.shape.p)]
+        found: list[tuple[list[Bar], list[Bar]]] = [([], []) for _ in range(self.device_count)]
         routes = self.schedule.routes(self.shape)
         for ran in self.run.firings:
             tasks = tasks_of(ran)
             if not tasks:
                 continue
-            device = self.schedule.device(self.shape, tasks[0].chunk)
+            device, _ = self._seat(tasks[0].chunk)
             if ran.end <= ran.start:
                 continue
             computed, sent = found[device]
             at, times = ran.start, [self._alone(task) for task in tasks]
             for n, (kind, chunk) in enumerate(tasks):
-                nth = chunk // self.shape.p
+                _, nth = self._seat(chunk)
                 label = (ran.label, *ran.more)[n]
                 number = label * routes + nth if routes > 1 else label
                 op = Action(kind, nth, number, n + 1 < len(tasks))
@@ -146,6 +147,22 @@ class Preview:
                     sent.append(Bar(op._replace(joined=False), begin, begin + exchange))
                 at = end
         return tuple((tuple(computed), tuple(sent)) for computed, sent in found)
+
+    @property
+    def device_count(self) -> int:
+        """The devices, one a row."""
+        return 1 + max(self.devices) if self.devices else self.shape.p
+
+    @property
+    def chunk_count(self) -> int:
+        """The most chunks of a device."""
+        return max(map(self.devices.count, self.devices)) if self.devices else self.shape.v
+
+    def _seat(self, chunk: int) -> tuple[int, int]:
+        """The device of a chunk, and its number among the chunks there."""
+        if not self.devices:
+            return self.schedule.device(self.shape, chunk), chunk // self.shape.p
+        return self.devices[chunk], self.devices[:chunk].count(self.devices[chunk])
 
     def _alone(self, task: ChunkTask) -> float:
         """The time in which a task computes."""
@@ -233,7 +250,7 @@ class Preview:
         return type(self).drawn(self, path)
 
     def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
-        return tuple(found.get(f"device {device}", 0) for device in range(self.shape.p))
+        return tuple(found.get(f"device {device}", 0) for device in range(self.device_count))
 
 
 def _written(row: Sequence[Bar], unit: float, wide: int) -> str:
@@ -273,12 +290,15 @@ def preview(
     overlap: Folding | None = None,
     *,
     validated: bool = False,
+    devices: Sequence[int] = (),
 ) -> Preview:
     """The preview of a schedule; where it comes to a stop, an error says who waits for what. With `overlap` it has what
-    is done once a step, too."""
+    is done once a step, too. `devices` has that of each chunk, where some chunks of a linear schedule share one."""
     each: Costs | tuple[Costs, ...] = Costs() if costs is None else costs if isinstance(costs, Costs) else tuple(costs)
     network = network_of(schedule, shape, each, overlap, validated=validated)
+    if devices:
+        network = on_devices(network, devices)
     run = simulate(network)
     if not run.finished:
         proved(network)
-    return Preview(schedule, shape, each, run)
+    return Preview(schedule, shape, each, run, tuple(devices))

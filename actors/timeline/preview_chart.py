@@ -29,7 +29,7 @@ def preview_svg(of: Preview) -> str:
     shortest = min((cell.end - cell.start for row in of.rows for cell in row), default=1.0)
     digits = max((len(str(cell.op.number)) for row in of.rows for cell in row), default=1)
     scale = min((10 + 7 * digits) / shortest, WIDE / of.end) if of.end else 1.0
-    below = TOP + (HIGH + GAP) * of.shape.p
+    below = TOP + (HIGH + GAP) * of.device_count
     body = [svg.text(6, 18, of.title, fill=LINE, font_size=13)]
     for device, (cells, links) in enumerate(zip(of.rows, of.links, strict=True)):
         y = TOP + (HIGH + GAP) * device
@@ -44,7 +44,7 @@ def preview_svg(of: Preview) -> str:
             body.append(svg.tipped(tip, svg.rect(x, y + HIGH - 5, wide, 5, fill=LINE)))
     body += svg.axis(((LEFT + scale * tick, f"{tick:g}") for tick in ticks(of.end)), below)
     found = {cell.op.kind for row in of.rows for cell in row}
-    kinds = [(fills[: of.shape.v], KINDS[kind]) for kind, fills in SHADES.items() if kind in found]
+    kinds = [(fills[: of.chunk_count], KINDS[kind]) for kind, fills in SHADES.items() if kind in found]
     slots = f"slots {first_few(of.slots, ' ')}"
     body += svg.legend([*kinds, ((), slots)], LEFT, below + 26, {"fill": LINE}, stroke=LINE)
     return svg.drawing(round(max(LEFT + scale * of.end + 10, 480)), below + 46, *body)

@@ -16,7 +16,7 @@ from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...placement import Placement
 from ...placement.errors import PlacementError
-from .annotate import CHUNK, CUT, PART, LayerMoves, note, place_alone, placed_by_slice
+from .annotate import CHUNK, CUT, PART, PLACE, LayerMoves, note, place_alone, placed_by_slice
 
 __all__ = ["LayerCut", "LayerWork", "balanced", "ends_of", "open_cuts", "pipeline", "runs", "settle"]
 
@@ -28,11 +28,13 @@ class LayerCut:
     """So many layers in runs that nobody said the ends of, with the placement of each run; layers note it.
 
     A step that is planned leaves them as they are where it does not take longer than the best one by more than `worth`.
+    `first` is the number of the first run among the chunks of a schedule, where other layers run before.
     """
 
     placements: tuple[Placement, ...]
     layers: int
     worth: float = WORTH
+    first: int = 0
 
 
 def pipeline(
@@ -43,6 +45,7 @@ def pipeline(
     chunks: int = 0,
     costs: Sequence[float] | None = None,
     worth: float = WORTH,
+    behind: Iterable[nn.Module] = (),
 ) -> None:
     """Place layers that run one after the other as the stages of a schedule, in runs as even as can be.
 
@@ -52,11 +55,14 @@ def pipeline(
     A step that is planned cuts the layers by what they take in it, with what is before, between and behind them; until
     then they are cut by their weights, and they stay so where the best cut is not `worth` it: the step takes at most so
     many times as long. `costs` cuts by numbers of one's own, one for each layer, and that remains.
+
+    A model of two towers has two such lists: the layers of the one that runs later, such as a decoder, come `behind`
+    those of the other, which were placed before; the schedule is of all chunks together.
     """
     plan = schedule if isinstance(schedule, Schedule) else published(schedule)
     shape = plan.shape(len(placements), 1, v=chunks)
     count = len(placements) if plan.way == "routes" else shape.p * shape.v
-    listed = list(layers)
+    listed, before = list(layers), _chunks_before(behind, placements, plan)
     if len(listed) < count:
         raise PlacementError(
             f"{len(listed)} layer{'s' * (len(listed) != 1)} cannot be {count} chunks of {plan.name} "
@@ -70,10 +76,36 @@ def pipeline(
         )
     given = _weights(listed) if costs is None else costs
     work = LayerWork(given if any(given) else [1.0] * len(listed), [0.0] * (len(listed) - 1))
-    cut = LayerCut(tuple(placements[plan.device(shape, number)] for number in range(count)), len(listed), worth)
+    turned = before if plan.way == "vee" else 0
+    where = tuple(placements[plan.device(shape, turned + number)] for number in range(count))
+    cut = LayerCut(where, len(listed), worth, before)
     settle(runs(cut, listed, work.ends(cut.placements)))
     for at, layer in enumerate(listed):
         note(layer, CUT, (cut, at) if costs is None else None)
+
+
+def _chunks_before(behind: Iterable[nn.Module], placements: Sequence[Placement], plan: Schedule) -> int:
+    """The number of chunks in which layers were placed, behind which others come."""
+    listed = list(behind)
+    apart = next((n for n, layer in enumerate(listed) if layer.__dict__.get(CHUNK) is None), None)
+    if apart is not None:
+        raise PlacementError(
+            f"pipeline: layer {apart} of the {len(listed)} that these come behind is in no chunk of a pipeline\n"
+            "  place those first, as in flow.nn.pipeline(model.encoder.layers, placements), and pass the same list"
+        )
+    if not listed:
+        return 0
+    last = max(listed, key=lambda layer: int(layer.__dict__[CHUNK])).__dict__
+    if plan.way == "loop" and last[PLACE] == placements[0]:
+        return int(last[CHUNK])  # one chunk, as nothing is sent between the two
+    before = int(last[CHUNK]) + 1
+    if plan.way == "vee" and before % len(placements):
+        raise PlacementError(
+            f"pipeline: {plan.name} goes down all stages and up again, which {before} chunks before, on "
+            f"{len(placements)} placements, do not\n"
+            "  place the layers before on the same placements, or take '1f1b', which runs on any"
+        )
+    return before
 
 
 def settle(moved: LayerMoves) -> None:
@@ -88,7 +120,7 @@ def settle(moved: LayerMoves) -> None:
 def runs(cut: LayerCut, layers: Sequence[nn.Module], ends: Sequence[int]) -> LayerMoves:
     """The placement and the chunk of each layer, where runs end there."""
     each = enumerate(pairwise([0, *ends]))
-    return {layer: (cut.placements[n], n) for n, (first, end) in each for layer in layers[first:end]}
+    return {layer: (cut.placements[n], cut.first + n) for n, (first, end) in each for layer in layers[first:end]}
 
 
 def open_cuts(roots: Iterable[nn.Module]) -> list[tuple[LayerCut, list[nn.Module]]]:

@@ -18,6 +18,7 @@ from ..model.flows import FlowError
 from .grids import Grids
 from .language.plan_text import PlanText
 from .language.statements import Statement
+from .language.statements.place import Place
 from .language.statements.statement import Assigning, LineFault, Meaning, Pinned, around, outermost
 
 __all__ = ["Assignment", "assignment"]
@@ -116,7 +117,7 @@ class _Checking:
     def check(self) -> None:
         """Refuse lines that cannot both be."""
         made = self.made
-        at = [*([] if made.pipe is None else [made.pipe]), *made.places.values()]
+        at = [*((piped.by, piped.axis) for piped in made.pipes), *made.places.values()]
         staged = {axis: line for line, axis in at}
         for axes in (*(a for table in made.rests.values() for a in table.values()), *made.flows.values()):
             for axis, pinned in axes.items():
@@ -125,9 +126,26 @@ class _Checking:
                         staged[axis], pinned.by, f"layers are at places of {axis}, so that nothing can lie along it"
                     )
         for path, (line, _) in made.places.items():
-            if made.pipe is not None and any(around(layer, path) or around(path, layer) for layer in made.layers):
-                raise self.made.conflict(made.pipe[0], line, f"{path} is among the layers of the pipeline")
+            for piped in made.pipes:
+                if any(around(layer, path) or around(path, layer) for layer in piped.layers):
+                    raise self.made.conflict(piped.by, line, f"{path} is among the layers of the pipeline")
+        self.fill_places()
         self.leave_folded()
+
+    def fill_places(self) -> None:
+        """Refuse a pipeline whose lines leave out places of the axis, where nobody would have anything to do."""
+        made = self.made
+        for piped in made.pipes[-1:]:
+            placed = {line.at for line, axis in made.places.values() if isinstance(line, Place) and axis == piped.axis}
+            used = placed.union(*(of.places for of in made.pipes))
+            idle = [str(at) for at in range(self.grids.size(piped.axis)) if at not in used]
+            if idle:
+                raise made.wrong(
+                    piped.by,
+                    "places",
+                    f"no layers are at {piped.axis}={', '.join(idle)}\n"
+                    f"  make {piped.axis} smaller, or give its places to a line, as in {piped.axis}[{idle[0]}:]",
+                )
 
     def leave_folded(self) -> None:
         """Nothing of an axis is left where a fold takes all of it. Lines for other parameters too pass over those of

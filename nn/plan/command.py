@@ -138,9 +138,12 @@ def _simulate(asked: Namespace) -> None:
             "  give it one, as in pipe model.layers over pipe by 1f1b, 8 micro-batches; or see its moves: "
             "python -m sbpflow plan MODEL PLAN"
         )
-    schedule, costs = pieces.options.policy, pieces.costs()
+    schedule, costs, many = pieces.options.policy, pieces.costs(), pieces.options.micro_batches
     stages = len(pieces.course().stages)
-    shown = schedule.show(stages, pieces.options.micro_batches, v=len(costs) // stages, costs=costs)
+    if schedule.linear and stages < len(costs):
+        shown = schedule.show(m=many, costs=costs, devices=pieces.first.variant.where.group)
+    else:
+        shown = schedule.show(stages, many, v=len(costs) // stages, costs=costs)
     print(shown)
     print(pieces.course())
     if asked.svg is not None:

@@ -4,16 +4,18 @@ A model keeps what its last plan noted, so that another plan takes it back first
 of a plan.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from ...actors.schedules.published import published
 from ...sbp import Sbp
 from ..graph.options import GivenOptions
 from ..model.annotate import place, shard
+from ..model.balance import pipeline
 from ..model.flows import flow
 from ..model.folds import fold
 from ..model.recompute.recomputation import Recomputing
@@ -103,12 +105,12 @@ def options_of(made: Assignment) -> GivenOptions:
 def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:
     """All that is to be noted, in order, each with the line that says it."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    if made.pipe is None and not made.places:
+    if not made.pipes and not made.places:
         yield None, partial(place, model, made.grids.whole)  # what follows a folded module is back on the grid
     for path, (line, _) in made.places.items():
         yield line, partial(line.note, model, [path], made.grids)
-    if made.pipe is not None:
-        yield made.pipe[0], partial(made.pipe[0].note, model, [*made.layers], made.grids)
+    for number, piped in enumerate(made.pipes):
+        yield piped.by, partial(_pipe, made, modules, number)
     for path in outermost(made.folded):
         how = made.grids.folds[made.folded[path]]
         yield None, partial(fold, modules[path], str(how.folds), how.name, int(how.size))
@@ -117,6 +119,17 @@ def _actions(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | N
         yield _last(axes), partial(flow, modules[path], **{side: _entries(axes)})
     for line, names in made.marks:
         yield line, partial(line.note, model, names, made.grids)
+
+
+def _pipe(made: Assignment, modules: Mapping[str, nn.Module], number: int) -> None:
+    """Place the layers of one line behind those of the lines before, with which they share the schedule's chunks."""
+    listed = [[modules[name] for name in piped.layers] for piped in made.pipes]
+    piped, before = made.pipes[number], [layer for layers in listed[:number] for layer in layers]
+    stages = [made.grids.whole.at(**{piped.axis: at}) for at in piped.places]
+    chunks = piped.chunks
+    if len(listed) > 1 and not chunks:
+        chunks = max(1, published(piped.schedule).v // len(listed))
+    pipeline(listed[number], stages, piped.schedule, chunks=chunks, worth=1.0, behind=before)
 
 
 def _rests(made: Assignment, model: nn.Module) -> Iterator[tuple[Statement | None, Callable[[], object]]]:

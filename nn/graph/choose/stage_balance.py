@@ -6,7 +6,8 @@ From then on, or as soon as parameters of such layers are global, they stay wher
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
@@ -17,9 +18,11 @@ from ...model.annotate import LayerMoves, placement_of
 from ...model.balance import LayerCut, LayerWork, ends_of, open_cuts, runs
 from ...tensors.tensor import GlobalTensor
 from .stage_costs import stage_costs
-from .stage_work import StageWork
+from .stage_work import LayerCost, StageWork
 
 __all__ = ["Balance", "even_stages", "layer_of_each", "paths_of"]
+
+OpenCut: TypeAlias = tuple[LayerCut, list[nn.Module]]
 
 NAMED = 8  # runs whose layers are listed
 
@@ -61,42 +64,85 @@ def even_stages(
 
     An optimizer keeps so many `states` of each parameter, and sequences may be `sliced`. Global parameters keep their
     layers where they are, unless they are `free`."""
-    cuts = open_cuts(modules.values())
+    cuts = sorted(open_cuts(modules.values()), key=lambda each: each[0].first)
     if not cuts:
         return Balance()
     paths = paths_of(modules)
     listed = [paths[id(layer)] for _, layers in cuts for layer in layers]
     ops = list(_ops(logical, modules, cuts, listed))
     at = list(layer_of_each((module for module, _ in ops), listed))
-    moved: dict[nn.Module, tuple[Placement, int]] = {}
-    said: list[str] = []
-    first = 0
-    for cut, layers in cuts:
-        inside = slice(first, first := first + cut.layers)
-        many = max(micro_batches, len(cut.placements))  # fewer fill no pipeline, and others may use the model
-        found = stage_costs(logical, [op for _, op in ops], at, len(listed), cut.placements, many, states)
-        costs = [each[inside] for each in found]
-        work = StageWork(costs, cut.placements, schedule, many, bool(logical.losses) and not sliced)
-        now = ends_of(layers)
-        guess = LayerWork([cost.busy for cost in costs[0]], [2 * cost.hop for cost in costs[0][:-1]], many)
-        best = work.best(guess.ends(cut.placements))
-        better, shares = (_shares(work.busy(ends)) for ends in (best, now))
-        worth = work.seconds(now) > cut.worth * work.seconds(best)
-        if not free and any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters()):
-            other = f", and would have {better} if {_runs(best)} had been cut before they were global" if worth else ""
-            said.append(f"{_runs(now)} layers where their parameters are: stages have {shares} of the computing{other}")
-        elif worth:
-            moved.update(runs(cut, layers, best))
-            said.append(f"{_runs(best)} layers by what they take: stages have {better} of the computing")
-        else:
-            said.append(f"{_runs(now)} layers by their weights: stages have {shares} of the computing")
-    return Balance(moved, "; ".join(said))
+    placements = [place for cut, _ in cuts for place in cut.placements]
+    many = max(micro_batches, len(placements))  # fewer fill no pipeline, and others may use the model
+    costs = stage_costs(logical, [op for _, op in ops], at, len(listed), placements, many, states)
+    towers = [(cut.layers, len(cut.placements)) for cut, _ in cuts]
+    work = StageWork(costs, placements, schedule, many, bool(logical.losses) and not sliced, towers)
+    stays = [n for n, (_, layers) in enumerate(cuts) if not free and _is_global(layers)]
+    now = _behind(cuts, [ends_of(layers) for _, layers in cuts])
+    first = _behind(cuts, _guess(cuts, costs, many))
+    return _Judged(work, cuts, now, work.best(first), stays).balance()
+
+
+class _Judged(NamedTuple):
+    """How layers are cut now, and the best way; those of some lists stay where their parameters are."""
+
+    work: StageWork
+    cuts: Sequence[OpenCut]
+    now: Sequence[int]
+    best: Sequence[int]
+    stays: Sequence[int]
+
+    def balance(self) -> Balance:
+        work, best = self.work, self.best
+        worth = work.seconds(self.now) > max(cut.worth for cut, _ in self.cuts) * work.seconds(best)
+        better, shares = (_shares(work.busy(ends)) for ends in (best, self.now))
+        taken = " and ".join(f"{_runs(ends)} layers" for ends in self.of_each(self.now))
+        if len(self.stays) == len(self.cuts):
+            other = " and ".join(map(_runs, self.of_each(best)))
+            would = f", and would have {better} if {other} had been cut before they were global" if worth else ""
+            return Balance({}, f"{taken} where their parameters are: stages have {shares} of the computing{would}")
+        if self.stays:
+            best = work.best(self.now, self.stays)
+            worth = work.seconds(self.now) > max(cut.worth for cut, _ in self.cuts) * work.seconds(best)
+            better = _shares(work.busy(best))
+        if not worth:
+            return Balance({}, f"{taken} by their weights: stages have {shares} of the computing")
+        moved: dict[nn.Module, tuple[Placement, int]] = {}
+        for n, ((cut, layers), ends) in enumerate(zip(self.cuts, self.of_each(best), strict=True)):
+            moved.update({} if n in self.stays else runs(cut, layers, ends))
+        taken = " and ".join(f"{_runs(ends)} layers" for ends in self.of_each(best))
+        return Balance(moved, f"{taken} by what they take: stages have {better} of the computing")
+
+    def of_each(self, ends: Sequence[int]) -> Iterator[list[int]]:
+        """The ends of the runs of each list, counted from its own first layer."""
+        first = chunk = 0
+        for cut, _ in self.cuts:
+            yield [end - first for end in ends[chunk : chunk + len(cut.placements)]]
+            first, chunk = first + cut.layers, chunk + len(cut.placements)
+
+
+def _behind(cuts: Sequence[OpenCut], each: Iterable[Sequence[int]]) -> list[int]:
+    """The ends of the runs of several lists, as if these were one."""
+    firsts = accumulate((cut.layers for cut, _ in cuts), initial=0)
+    return [first + end for first, ends in zip(firsts, each, strict=False) for end in ends]
+
+
+def _guess(cuts: Sequence[OpenCut], costs: Sequence[Sequence[LayerCost]], many: int) -> Iterator[list[int]]:
+    """A good cut of each list by itself."""
+    first = chunk = 0
+    for cut, _ in cuts:
+        mine = costs[chunk][first : first + cut.layers]
+        yield LayerWork([cost.busy for cost in mine], [2 * cost.hop for cost in mine[:-1]], many).ends(cut.placements)
+        first, chunk = first + cut.layers, chunk + len(cut.placements)
+
+
+def _is_global(layers: Sequence[nn.Module]) -> bool:
+    return any(isinstance(p, GlobalTensor) for layer in layers for p in layer.parameters())
 
 
 def _ops(
     logical: Logical,
     modules: Mapping[str, nn.Module],
-    cuts: Sequence[tuple[LayerCut, Sequence[nn.Module]]],
+    cuts: Sequence[OpenCut],
     listed: Sequence[str],
 ) -> Iterator[tuple[str, LogicalOp]]:
     """Each op with its module, or the layer that stands for the module.

@@ -99,7 +99,7 @@ def split_stages(
     policy = schedule if isinstance(schedule, Schedule) else published(schedule)
     if by not in get_args(By):
         raise PlacementError(f"split_stages: by={by!r}\n  by is {' or '.join(map(repr, get_args(By)))}")
-    if policy.way != "loop" or policy.v != 1 or policy.table or policy.slices:
+    if not policy.linear or policy.slices:
         raise PlacementError(
             f"split_stages: {policy.name} has several chunks on a device, or an order for one number of devices\n"
             "  split for '1f1b', or cut for given stages by flow.nn.pipeline"

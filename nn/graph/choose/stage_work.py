@@ -4,15 +4,15 @@ Devices of stages and the links between them may be unlike, so that a layer's ti
 cut is judged by its course: the network of the schedule, simulated with the times of its chunks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import combinations, pairwise
-from math import comb
+from itertools import chain, combinations, pairwise, product
+from math import comb, prod
 
 from ....actors.protocol.simulate import simulate
 from ....actors.schedules.definition import Shape
-from ....actors.schedules.pipeline import Costs, network_of
+from ....actors.schedules.pipeline import Costs, network_of, on_devices
 from ....actors.schedules.schedule import Schedule
 from ....placement import Placement
 from ....placement.errors import ScheduleError
@@ -42,13 +42,16 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class StageWork:
-    """The costs of each layer by the number of the chunk that might have it, and where chunks are."""
+    """The costs of each layer by the number of the chunk that might have it, and where chunks are.
+
+    Of several lists of layers, such as an encoder's and a decoder's, `towers` has so many layers and chunks of each."""
 
     each: Sequence[Sequence[LayerCost]]
     placements: Sequence[Placement]
     schedule: Schedule
     micro_batches: int
     simulated: bool  # whether it is a step that the schedule knows, such as training
+    towers: Sequence[tuple[int, int]] = ()
 
     def busy(self, ends: Sequence[int]) -> list[float]:
         """The computing of each stage for a micro-batch, in the order of their first runs."""
@@ -69,20 +72,48 @@ class StageWork:
         shape = shape_on(self.schedule, self.placements, self.micro_batches) if self.simulated else None
         if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
             return self.quick(ends)
-        run = simulate(network_of(self.schedule, shape, self._costs(ends)))
+        network = network_of(self.schedule, shape, self._costs(ends))
+        if self.schedule.linear:
+            stages = list(dict.fromkeys(self.placements))
+            network = on_devices(network, [stages.index(place) for place in self.placements])
+        run = simulate(network)
         return run.end + self._update(ends) if run.finished else self.quick(ends)
 
-    def best(self, near: Sequence[int]) -> list[int]:
-        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with."""
-        layers, parts = len(self.each[0]), len(self.placements)
-        cuts = [list(near)]
-        if comb(layers - 1, parts - 1) <= COUNTED:
-            cuts += [[*inner, layers] for inner in combinations(range(1, layers), parts - 1)]
+    def best(self, near: Sequence[int], held: Sequence[int] = ()) -> list[int]:
+        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with. Towers that are
+        `held` stay cut as it is."""
+        cuts, fixed = [list(near)], self._fixed(held)
+        if prod(comb(layers - 1, n - 1) for at, (layers, n) in enumerate(self._towers) if at not in held) <= COUNTED:
+            cuts += self._every(near, held)
         else:
             for n, (before, after) in enumerate(zip([0, *near], near[1:], strict=False)):
-                cuts += [[*near[:n], end, *near[n + 1 :]] for end in range(before + 1, after)]
+                others = () if n in fixed else range(before + 1, after)
+                cuts += [[*near[:n], end, *near[n + 1 :]] for end in others]
         first = nsmallest(SIMULATED, cuts, key=self.quick)
         return min((list(near), *first), key=self.seconds)
+
+    @property
+    def _towers(self) -> Sequence[tuple[int, int]]:
+        return self.towers or [(len(self.each[0]), len(self.placements))]
+
+    def _fixed(self, held: Sequence[int]) -> set[int]:
+        """The chunks whose ends stay: the last of each tower, and all of one that is held."""
+        found, chunk = set[int](), 0
+        for at, (_, many) in enumerate(self._towers):
+            chunk += many
+            found.update(range(chunk - many if at in held else chunk - 1, chunk))
+        return found
+
+    def _every(self, near: Sequence[int], held: Sequence[int]) -> Iterator[list[int]]:
+        """All ways to cut the towers that are not held."""
+        parts: list[list[tuple[int, ...]]] = []
+        first = chunk = 0
+        for at, (layers, many) in enumerate(self._towers):
+            end = first + layers
+            inner = combinations(range(first + 1, end), many - 1)
+            parts.append([tuple(near[chunk : chunk + many])] if at in held else [(*each, end) for each in inner])
+            first, chunk = end, chunk + many
+        return (list(chain(*each)) for each in product(*parts))
 
     def _costs(self, ends: Sequence[int]) -> list[Costs]:
         found = []
@@ -106,6 +137,8 @@ class StageWork:
 
 def shape_on(schedule: Schedule, placements: Sequence[Placement], micro_batches: int) -> Shape | None:
     """The pipeline of such chunks, if the schedule has it."""
+    if schedule.linear:
+        return schedule.shape(len(placements), micro_batches)
     order = {place: number for number, place in enumerate(dict.fromkeys(placements))}
     stages, chunks = len(order), len(placements)
     least = 2 if schedule.way == "vee" else 1

@@ -55,10 +55,8 @@ class Lowered:
 def shape_of(schedule: Schedule, where: Chunks, m: int, slices: int = 1) -> Shape:
     """The pipeline that chunks make, if the schedule has it."""
     count, groups = len(where.group), max(where.group) + 1
-    if schedule.way == "loop" and schedule.v == 1 and not schedule.table:
-        return schedule.shape(
-            count, m, n=slices
-        )  # every chunk a stage of its own, also where two are on the same ranks
+    if schedule.linear:
+        return schedule.shape(count, m, n=slices)
     if schedule.way == "routes":
         shape = schedule.shape(groups, m)
         wanted = list(range(shape.p))  # the other route goes back over the same

@@ -159,15 +159,17 @@ class _Chunker:
         return self.groups[self.graph.layout(box.source).placement] != self.groups[box.output.layout.placement]
 
     def levels(self) -> None:
-        """Put every stage as early as it can run: one level behind a hop, or behind an earlier chunk by its note."""
+        """Put every stage as early as it can run: one level behind a hop, or behind an earlier chunk by its note, also
+        where it waits for nothing there, such as a decoder's first layer with its own words."""
         said: dict[int, int] = {}
+        highest: dict[int, int] = {}  # level of each chunk that is noted
         for at, stage in enumerate(self.stages):
             if at in self.once or at in self.given:
                 continue
             makers = [self.makers[name] for name in stage.inputs if self.makers.get(name, -1) in self.level]
             # A value from another group is behind its chunk, and so in a later one.
             before = [said[maker] + (maker in self.hops) for maker in makers if maker in said]
-            mine = self.said.get(_module(stage)) if at not in self.hops else None
+            noted = mine = self.said.get(_module(stage)) if at not in self.hops else None
             if mine is None and before:
                 mine = max(before)
             if mine is not None:
@@ -176,6 +178,9 @@ class _Chunker:
             for maker in makers:
                 next_one = maker in self.hops or (mine is not None and said.get(maker, mine) < mine)
                 level = max(level, self.level[maker] + next_one)
+            if noted is not None:
+                level = max(level, *(high + 1 for chunk, high in highest.items() if chunk < noted), 0)
+                highest[noted] = max(level, highest.get(noted, 0))
             self.level[at] = level
 
     def delay(self) -> None:

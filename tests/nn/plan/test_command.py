@@ -23,6 +23,18 @@ class Net(nn.Module):
 def build():
     return Net(), torch.empty(64, 16)
 
+class Twins(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.ModuleList(nn.Linear(2048, 2048) for _ in range(2)) for _ in range(2))
+    def forward(self, x):
+        for layer in [*self.left, *self.right]:
+            x = layer(x).tanh()
+        return x
+
+def twins():
+    return Twins(), torch.empty(4096, 2048)
+
 def nothing():
     return 3
 """
@@ -71,6 +83,23 @@ def test_a_step_is_drawn_and_two_plans_are_compared(where: Path, capsys: pytest.
 
 def test_a_pipeline_is_simulated(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1f1b" in told(capsys, "simulate", "mine.py:build", "stages.plan")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_two_pipelines_are_simulated_drawn_and_compared(
+    where: Path, capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    lines = f"pipe left over pipe by {schedule}, 4 micro-batches\npipe right over pipe by {schedule}\n"
+    Path("two.plan").write_text(f"grid (pipe=2)\n{lines}expect no all_reduce\n")
+    said = told(capsys, "simulate", "mine.py:twins", "two.plan", "--svg", "line.svg")
+    devices = [line for line in said.splitlines() if line.startswith("  device ")]
+    assert len([line for line in devices if {*"Ff"} <= {*line}]) == 2  # each has a chunk of both towers
+    assert "<svg" in Path("line.svg").read_text()
+    told(capsys, "draw", "mine.py:twins", "two.plan", "-o", "step.svg")
+    assert "ok   expect no all_reduce" in told(capsys, "plan", "mine.py:twins", "two.plan")
+    Path("other.plan").write_text(f"grid (pipe=2)\n{lines.replace('right over pipe', 'right over pipe[1:]')}")
+    said = told(capsys, "diff", "two.plan", "other.plan")
+    assert f"~  pipe right over pipe by {schedule}" in said
 
 
 def test_a_model_of_transformers_by_its_class_and_by_its_config(

@@ -37,7 +37,7 @@ COUNT.2: /\d+(?=\s*micro[-_ ]?batch)/i
         return f"{self.micro_batches} micro-batches"
 
     def assign(self, to: Assigning) -> None:
-        by = to.made.pipe[0] if to.made.pipe is not None else None
-        if isinstance(by, Pipe) and by.micro_batches is not None:
-            raise LineFault(self, "micro_batches", "the pipeline says how many micro-batches already", other=by)
+        for by in (piped.by for piped in to.made.pipes):
+            if isinstance(by, Pipe) and by.micro_batches is not None:
+                raise LineFault(self, "micro_batches", "the pipeline says how many micro-batches already", other=by)
         to.made.options["micro_batches"] = self.micro_batches

@@ -1,5 +1,6 @@
 """The statement `pipe`: layers as the stages of a pipeline."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,11 +9,9 @@ from torch import nn
 from .....actors.schedules.definition import FORMULAS
 from .....actors.schedules.published import PUBLISHED, published
 from .....placement.errors import ScheduleError
-from ....model.balance import pipeline
 from ....model.path_syntax import TextFault
-from ..axes import Grids
 from ..terms import Columns, Token, axis_of, column, known_word, once, path_of, whole
-from .statement import Assigning, LineFault, LineForm, Statement, outermost
+from .statement import Assigning, LineFault, LineForm, PipedLayers, Statement, around, outermost
 
 __all__ = ["Pipe"]
 
@@ -27,11 +26,13 @@ class Pipe(Statement):
     marks: tuple[tuple[str, int], ...] = ()
     micro_batches: int | None = None
     slices: int | None = None
+    places: tuple[int, int | None] | None = None  # the first place of the axis, and the one behind the last
 
     form = LineForm(
         heads=("pipe",),
         grammar=r"""
-pipe: _PIPE PATH "over"i NAME [schedule] ("," amount)*
+pipe: _PIPE PATH "over"i NAME [PLACES] [schedule] ("," amount)*
+PLACES: /\[\s*\d*\s*:\s*\d*\s*\]/
 schedule: "by"i SCHEDULE mark*
 mark: NAME "=" INT
 amount: INT (MICRO_BATCHES | SLICES)
@@ -39,18 +40,28 @@ SCHEDULE: /[\w.-]+/
 MICRO_BATCHES: /micro[-_ ]?batch(e?s)?/i
 SLICES: /slices?/i
 """,
-        words={"NAME": "a name", "SCHEDULE": "a schedule", "MICRO_BATCHES": "'micro-batches'"},
+        words={
+            "NAME": "a name",
+            "SCHEDULE": "a schedule",
+            "MICRO_BATCHES": "'micro-batches'",
+            "PLACES": "places such as [:2]",
+        },
         examples={
             "pipe model.layers over pipe by 1f1b, 8 micro-batches": ("model.layers", "pipe", "1f1b", (), 8),
             "pipe h over pipe by 1f1b": ("h", "pipe"),
             "pipe h over pipe by interleaved v=3, 64 micro-batches": ("h", "pipe", "interleaved", (("v", 3),), 64),
             "pipe h over pipe by terapipe, 8 micro-batches, 4 slices": ("h", "pipe", "terapipe", (), 8, 4),
+            "pipe h over pipe[:2] by 1f1b": ("h", "pipe", "1f1b", (), None, None, (0, 2)),
+            "pipe h over pipe[2:] by 1f1b": ("h", "pipe", "1f1b", (), None, None, (2, None)),
         },
-        says="layers as stages, by a [schedule](schedules.md), with its marks as in `v=3`; `4 slices` cuts sequences",
+        says="layers as stages, by a [schedule](schedules.md), with its marks as in `v=3`; `4 slices` cuts sequences; "
+        "[two towers](pipelines.md#two-towers) are two lines, over the same places or others, as in `pipe[2:]`",
     )
 
     @classmethod
-    def read(cls, at: Columns, path: Token, over: Token, by: Any, *amounts: tuple[Token, Token]) -> Self:
+    def read(
+        cls, at: Columns, path: Token, over: Token, places: Token | None, by: Any, *amounts: tuple[Token, Token]
+    ) -> Self:
         many = dict[str, int]()
         for value, unit in amounts:
             name = "micro-batches" if unit.type == "MICRO_BATCHES" else "slices"
@@ -68,7 +79,18 @@ SLICES: /slices?/i
             once(at, f"mark:{name}", name, f"the mark {name}")
             marks.append((str(name), whole(value, int(name == "v"))))
         axis = path_of(path, at), axis_of(over, at, "over")
-        return cls(*axis, schedule, tuple(marks), many.get("micro-batches"), slices)
+        return cls(*axis, schedule, tuple(marks), many.get("micro-batches"), slices, cls._places(at, places))
+
+    @classmethod
+    def _places(cls, at: Columns, said: Token | None) -> tuple[int, int | None] | None:
+        """The places of an axis from [first:end]; None are all of them."""
+        if said is None:
+            return None
+        at["places"] = column(said)
+        first, end = (int(number) if number.strip() else None for number in said[1:-1].split(":"))
+        if end is not None and end <= (first or 0):
+            raise TextFault(column(said), f"{said} has no places", "the second number is the place behind the last")
+        return (first or 0, end) if first or end is not None else None
 
     @classmethod
     def _scheduled(cls, at: Columns, by: Token, slices: int | None) -> str:
@@ -85,28 +107,50 @@ SLICES: /slices?/i
         return schedule
 
     def __str__(self) -> str:
-        by = " ".join([f"pipe {self.path} over {self.over} by {self.schedule}", *(f"{n}={k}" for n, k in self.marks)])
+        first, end = self.places or (0, None)
+        over = self.over + (f"[{first or ''}:{'' if end is None else end}]" if self.places else "")
+        by = " ".join([f"pipe {self.path} over {over} by {self.schedule}", *(f"{n}={k}" for n, k in self.marks)])
         many = f", {self.micro_batches} micro-batches" if self.micro_batches is not None else ""
         return by + many + (f", {self.slices} slices" if self.slices is not None else "")
 
     def assign(self, to: Assigning) -> None:
         to.known(self, self.over)
-        if to.made.pipe is not None:
-            raise LineFault(to.made.pipe[0], "", "a plan has one pipeline", other=self)
+        size = to.grids.size(self.over)
+        places = range(*slice(*(self.places or (0, None))).indices(size))
+        if self.places is not None and (not places or (self.places[1] or 0) > size):
+            raise LineFault(self, "places", f"{self.over} has places 0 to {size - 1}")
+        layers = self._layers(to)
+        for piped in to.made.pipes:
+            self._beside(piped, layers)
+        for name, said in (("micro_batches", self.micro_batches), ("slices", self.slices)):
+            if said is not None and to.made.options.setdefault(name, said) != said:
+                others = [piped.by for piped in to.made.pipes if getattr(piped.by, name) is not None]
+                what = name.replace("_", "-")
+                raise LineFault(self, what, f"another line says how many {what} already\n  leave one out", *others[:1])
+        to.made.options["schedule"] = self.schedule
+        chunks = dict(self.marks).get("v", 0)
+        to.made.pipes.append(PipedLayers(self, self.over, places, layers, self.schedule, chunks))
+
+    def _layers(self, to: Assigning) -> tuple[str, ...]:
+        """The paths of the layers: those of a list, where it is named."""
         paths = to.met_modules(self, self.path)
         if len(paths) == 1 and isinstance(to.modules[paths[0]], nn.ModuleList | nn.Sequential):
             (around,) = paths
             paths = [f"{around}.{name}" if around else name for name in to.modules[around]._modules]
-        to.made.pipe, to.made.layers = (self, self.over), tuple(outermost(paths))
-        to.made.options["schedule"] = self.schedule
-        if self.micro_batches is not None:
-            if "micro_batches" in to.made.options:
-                raise LineFault(self, "micro-batches", "another line says how many micro-batches already")
-            to.made.options["micro_batches"] = self.micro_batches
-        if self.slices is not None:
-            to.made.options["slices"] = self.slices
+        return tuple(outermost(paths))
 
-    def note(self, model: nn.Module, names: list[str], grids: Grids) -> None:
-        stages = [grids.whole.at(**{self.over: at}) for at in range(grids.size(self.over))]
-        layers = [model.get_submodule(name) for name in names]
-        pipeline(layers, stages, self.schedule, chunks=dict(self.marks).get("v", 0), worth=1.0)
+    def _beside(self, other: PipedLayers, layers: Sequence[str]) -> None:
+        """Refuse what cannot be of one schedule with the layers of a line before."""
+        if self.schedule != other.schedule:
+            raise LineFault(self, "", f"one schedule is for both: write {other.schedule}", other=other.by)
+        if self.over != other.axis:
+            raise LineFault(
+                self,
+                "",
+                f"each place of {other.axis} has ranks of each place of {self.over}, so that these are no stages\n"
+                f"  write both over {other.axis}, or over places of it, as in {other.axis}[:1] and {other.axis}[1:]",
+                other=other.by,
+            )
+        both = [path for path in layers if any(around(path, one) or around(one, path) for one in other.layers)]
+        if both:
+            raise LineFault(self, "", f"{both[0]} is among the layers of both", other=other.by)

@@ -18,7 +18,10 @@ from ....model.paths import met, near
 from ..axes import AxisEntries, Grids
 from ..terms import Columns, Kind
 
-__all__ = ["Assigning", "Axes", "LineFault", "LineForm", "Meaning", "Pinned", "Statement", "around", "outermost"]
+__all__ = [
+    "Assigning", "Axes", "LineFault", "LineForm", "Meaning", "Pinned", "PipedLayers", "Statement", "around",
+    "outermost",
+]  # fmt: skip
 
 
 class LineForm(NamedTuple):
@@ -71,6 +74,17 @@ class Pinned(NamedTuple):
 Axes: TypeAlias = dict[str, Pinned]
 
 
+class PipedLayers(NamedTuple):
+    """Layers of one line as stages at places of an axis, in so many chunks on each; 0: as the schedule usually has."""
+
+    by: Statement
+    axis: str
+    places: range
+    layers: tuple[str, ...]
+    schedule: str
+    chunks: int
+
+
 @dataclass
 class Meaning:
     """The lines of a plan for one model: by names of parameters and paths of modules, in the order of the lines."""
@@ -83,8 +97,7 @@ class Meaning:
     inputs: dict[str, Axes] = field(default_factory=dict)
     folded: dict[str, str] = field(default_factory=dict)  # modules that see an axis as another
     places: dict[str, tuple[Statement, str]] = field(default_factory=dict)  # with the axis at whose place they are
-    pipe: tuple[Statement, str] | None = None
-    layers: tuple[str, ...] = ()  # layers of the pipe
+    pipes: list[PipedLayers] = field(default_factory=list)  # of one schedule, in the order in which they run
     marks: list[tuple[Statement, list[str]]] = field(default_factory=list)  # with the names for which they count
     options: dict[str, Any] = field(default_factory=dict)  # of the whole step
 

@@ -108,12 +108,13 @@ def test_a_slow_link_is_where_little_is_sent_and_a_slow_device_has_few_layers() 
 
 def test_what_no_schedule_has_goes_by_the_formula() -> None:
     a, b = flow.placement("cpu", [0]), flow.placement("cpu", [1])
-    one = flow.actors.published("1f1b")
+    one, both = flow.actors.published("1f1b"), flow.actors.published("zb_v")
     assert shape_on(one, [a, b], 4) is not None
     assert shape_on(flow.actors.published("interleaved"), [a, b, a, b], 4) is not None
-    assert shape_on(one, [a, b, b], 4) is None
+    assert shape_on(one, [a, b, b], 4) is not None
+    assert shape_on(both, [a, b, b], 4) is None
     assert shape_on(flow.actors.Schedule("pair", table=("F0 F1 B0 B1", "F0 B0 F1 B1")), [a, b], 4) is None
     each = [[LayerCost(1.0, 1.0, 1.0, 0.5, 2.0)] * 4] * 3
-    work = StageWork(each, [a, b, b], one, 10, True)
+    work = StageWork(each, [a, b, b], both, 10, True)
     assert work.seconds([2, 3, 4]) == work.quick([2, 3, 4]) == 10 * 6 + 6 + 2 * 1.0 + 4
     assert work.best([1, 2, 4]) == [2, 3, 4]
