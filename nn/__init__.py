@@ -21,6 +21,7 @@ from .explanations.graph import Graph
 from .files import joint_file as _joint_file
 from .files import pretrained as _pretrained
 from .files import torch_protocol as _torch_protocol
+from .generation.generation import Generation, generation
 from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .graph.frozen_cache import FrozenCache
 from .graph.optimizer import clipping as _clipping
@@ -49,6 +50,7 @@ __all__ = [
     "CallReport",
     "DelayedLR",
     "FrozenCache",
+    "Generation",
     "Graph",
     "LayerLoad",
     "StageSplit",
@@ -62,6 +64,7 @@ __all__ = [
     "experts",
     "experts_of",
     "flow",
+    "generation",
     "hogwild",
     "inside",
     "materialise",

@@ -16,6 +16,7 @@ from ..eager.refusals import run_untraced
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import StepCall, key_of, own_parameters, parameter_names
+from .capture.caches import opened
 from .capture.packed import padded
 from .captures import Captures
 from .launches import landed
@@ -116,7 +117,8 @@ class StepGraph(PlannedViews):
 
     def _taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments as a step takes them."""
-        return own_parameters(padded(args), padded(kwargs), self._modules, owner_of)
+        args, kwargs = opened(padded(args), padded(kwargs))
+        return own_parameters(args, kwargs, self._modules, owner_of)
 
     def plan(self, *args: Any, **kwargs: Any) -> Self:
         """Capture and choose for arguments like these (they may be on meta); returns the graph.

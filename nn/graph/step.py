@@ -26,6 +26,7 @@ from ..tensors.agreement import same, told
 from ..tensors.memory_formats import in_order
 from ..tensors.tensor import GlobalTensor, wrap
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
+from .capture.results import CacheResults
 from .compiler.generated_calls import trimmed
 from .host.memory import Folder, to_disk
 from .memory.account import held_by_rank
@@ -177,6 +178,9 @@ class Step:
         if isinstance(back, WrittenArguments):
             result, values = result
             back.put_back(given, values)
+            back = back.rebuild
+        if isinstance(back, CacheResults):
+            result = back.put_back(args, kwargs, result)
         if self.plan.logical.losses:
             for x in tensors_in(result):
                 if isinstance(x, GlobalTensor):

@@ -24,6 +24,7 @@ from ...model.paths import met
 from ...tensors.factories import check_dense
 from ...tensors.moves import shards_as
 from ...tensors.tensor import GlobalTensor
+from .caches import CacheArgument, with_stand_ins
 from .calls.strides import part_of_memory
 from .packed import repacked, unpacked
 
@@ -184,7 +185,7 @@ def flat(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         given = [replaced(value, put, str(at), objects=True) for at, value in enumerate(args)]
         named = {name: replaced(value, put, name, objects=True) for name, value in kwargs.items()}
         given, named = replaced((given, named), lambda _, of: of.value, objects=True, kind=OwnParameter)
-        return unpacked(function(*repacked(given), **repacked(named)))
+        return unpacked(with_stand_ins(function, repacked(given), repacked(named)))
 
     return call
 
@@ -208,6 +209,8 @@ def _key(value: Any) -> Hashable:
         return "tensor", value.shape, value.dtype, memory_order(value), memory_gaps(value), value.requires_grad
     if isinstance(value, list | tuple):
         return (type(value), *map(_key, value))
+    if isinstance(value, CacheArgument):
+        return value.key
     if (inside := parts(value)) is not None:
         return (type(value), *[(frozen(name), _key(part)) for name, part in inside])
     try:

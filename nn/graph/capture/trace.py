@@ -22,13 +22,14 @@ from ....boxing.record import user_line
 from ....placement import Placement
 from ....placement.device import family
 from ....placement.errors import SbpError
-from ....placement.structure import is_simple, replaced
+from ....placement.structure import replaced
 from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
+from .caches import ResultWithCaches
 from .calls.described_card import DescribedCard
 from .calls.strides import part_of_memory, started
 from .declared import Declared
@@ -39,6 +40,7 @@ from .module_state import Constant, ModuleState, fake_like
 from .object_calls import OtherAnswer, objects_in
 from .own_backward import called
 from .precision import Precision
+from .results import CapturedResult
 from .surroundings.clocks import Clocks
 from .surroundings.draws import Draws, warn_of_draws
 from .surroundings.settings import Settings
@@ -183,10 +185,9 @@ class _Tracing:
             self.repeats.warn()
             with self.watch.paused():
                 writes = self._writes(slots)
-                flat: list[Ref] = []
-                result, rebuild = self._result(result, flat)
+                result, rebuild, held = self._result(result)
                 self._counted()
-                written = {path: Ref(self.tape.number(fake)) for path, fake in self._written().items()}
+                written = {path: Ref(self.tape.number(fake)) for path, fake in self._written(held).items()}
                 if written:
                     result, rebuild = (result, written), WrittenArguments(rebuild, tuple(written))
         made = self._made(result, rebuild, writes)
@@ -326,11 +327,21 @@ class _Tracing:
             if self.tape.view(fake).memory.counted:
                 self.sources[number] = replace(self.sources[number], starts=True)
 
-    def _written(self) -> dict[str, Tensor]:
-        """The arguments that were written to, by path, with the fakes that say what they hold then."""
+    def _result(self, result: Any) -> tuple[Any, Callable[[Any], Any], Set[int]]:
+        """The values that are returned, how they are put together, and the fakes that caches held, by identity."""
+        results = CapturedResult(self.tape, self.known)
+        if not isinstance(result, ResultWithCaches):
+            return *results.of(result), frozenset()
+        given = {id(fake): (real, number) for fake, real, number in self.inputs.values()}
+        held = {id(x) for each in result.caches for x in each.argument.values()}
+        return *results.with_caches(result.result, result.caches, given), held
+
+    def _written(self, held: Set[int]) -> dict[str, Tensor]:
+        """The arguments that were written to, by path, with the fakes that say what they hold then; but for those that
+        caches held."""
         found = {}
         for path, (fake, real, number) in self.inputs.items():
-            if self.tape.number(fake) == number:
+            if id(fake) in held or self.tape.number(fake) == number:
                 continue
             if real.requires_grad or fake.shape != real.shape:
                 what = "requires grad" if real.requires_grad else "gets another shape by it"
@@ -341,34 +352,6 @@ class _Tracing:
                 )
             found[path] = fake
         return found
-
-    def _result(self, result: Any, flat: list[Ref]) -> tuple[Any, Callable[[Any], Any]]:
-        fakes: list[Tensor] = []
-
-        def refer(path: str, x: Tensor) -> Ref:
-            known = x if isinstance(x, FakeTensor) else self.known(x)
-            if known is None:
-                raise SbpError(
-                    f"capture: the result has a tensor {tuple(x.shape)} at {path or 'its top'} that was not captured\n"
-                    "  compute it from the inputs, or leave it out of what is returned"
-                )
-            return Ref(self.tape.number(known))
-
-        if is_simple(result):
-            return replaced(result, refer), lambda made: made
-
-        def noted(path: str, x: Tensor) -> Tensor:
-            fakes.append(x)
-            return x
-
-        kept = replaced(result, noted, objects=True)
-        distinct = {id(x): x for x in fakes}
-        order = {n: at for at, n in enumerate(distinct)}
-
-        def rebuild(tensors: Any) -> Any:
-            return replaced(kept, lambda path, x: tensors[order[id(x)]], objects=True)
-
-        return tuple(refer("", x) for x in distinct.values()), rebuild
 
     def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
         """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
