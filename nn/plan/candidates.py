@@ -12,7 +12,7 @@ from torch import nn
 
 from ...placement.errors import SbpError
 from ...sbp import Broadcast
-from ..graph.capture.likeness import blocks_of
+from ..graph.capture.repeats.likeness import blocks_of
 from .assignment import Assignment
 from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from .plan import Plan

@@ -6,8 +6,8 @@ from collections.abc import Set
 from torch import Tensor
 
 from ....placement.errors import SbpError
-from .likeness import ALL
 from .module_state import ModuleState
+from .repeats.likeness import ALL
 from .tape import Tape
 
 __all__ = ["tell_kept"]

@@ -95,7 +95,7 @@ class ModuleState:
             types = self._types.get(name)
             fake = fake_like(real, device, types.weights if types and kind == "parameter" else None)
             if kind == "parameter":
-                fake._is_param = True  # type: ignore[attr-defined]  # nn.Parameter(fake) detaches twice for the same
+                fake._is_param = True  # nn.Parameter(fake) detaches twice for the same
                 vars(fake).update(attributes(real))
             self.by_real[id(real)] = slot = HeldTensor(name, kind, real, fake, types)
             self.slots.append(slot)

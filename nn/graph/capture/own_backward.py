@@ -25,7 +25,7 @@ from ....sbp.state import State
 from ...eager.capture import alone, capture
 from ...eager.functions import FunctionOp, applied
 from .interceptor import Interceptor
-from .layer_reuse import like
+from .repeats.layer_reuse import like
 from .tape import Tape
 
 __all__ = ["OwnOp", "called"]

@@ -35,11 +35,11 @@ from .calls.strides import part_of_memory, started
 from .declared import Declared
 from .interceptor import Interceptor
 from .kept_tensors import tell_kept
-from .layer_reuse import Repeats
 from .module_state import Constant, ModuleState, fake_like
-from .object_calls import OtherAnswer, objects_in
 from .own_backward import called
 from .precision import Precision
+from .repeats.layer_reuse import Repeats
+from .repeats.object_calls import OtherAnswer, objects_in
 from .results import CapturedResult
 from .surroundings.clocks import Clocks
 from .surroundings.draws import Draws, warn_of_draws

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...model.slots import joined_path
-from ..capture.likeness import ALL
+from ..capture.repeats.likeness import ALL
 from ..capture.surroundings.clocks import names_clock
 from .code import foreign, installed, module_of, names_in
 from .guard import PLAIN, ReadGuard, global_hooks, hooked

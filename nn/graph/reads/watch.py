@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..capture.likeness import ALL, attributes_noted, read_name
+from ..capture.repeats.likeness import ALL, attributes_noted, read_name
 from .code import foreign
 
 __all__ = ["AttributeReads", "building", "is_data", "reading"]

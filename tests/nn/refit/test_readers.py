@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.exchange import refill
-from sbpflow.nn.graph.capture.likeness import Unlike, of_module
+from sbpflow.nn.graph.capture.repeats.likeness import Unlike, of_module
 from sbpflow.nn.model import reading
 from sbpflow.placement.errors import SbpError
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow.nn.graph.capture.trace as tracing
-from sbpflow.nn.graph.capture.layer_reuse import Repeats
+from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
 from sbpflow.sbp.logical import Logical
 from tests.nn.graph.same import same, traced
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....sbp.call import frozen
-from ...model.reading import begin_forward, end_forward
-from ...model.recompute.recomputation import Recomputing
+from .....sbp.call import frozen
+from ....model.reading import begin_forward, end_forward
+from ....model.recompute.recomputation import Recomputing
 
 __all__ = ["ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name", "reader"]
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....placement.errors import SbpError
-from ....placement.structure import parts, replaced
-from ...eager.capture import autocast_state
-from .interceptor import Interceptor
+from .....placement.errors import SbpError
+from .....placement.structure import parts, replaced
+from ....eager.capture import autocast_state
+from ..interceptor import Interceptor
+from ..tape import Tape
 from .likeness import Number, Unlike, of_value
 from .read_flow import argument_of
-from .tape import Tape
 
 __all__ = ["MethodCall", "MethodCalls", "OtherAnswer", "modes", "objects_in"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sbpflow.nn.graph.capture.trace as tracing
-from sbpflow.nn.graph.capture.layer_reuse import Repeats
-from tests.nn.graph.capture.test_layer_reuse import Block, Stack, text
+from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
+from tests.nn.graph.capture.repeats.test_layer_reuse import Block, Stack, text
 from tests.nn.graph.same import same, traced
 
 X = torch.randn(4, 4)

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from torch.nn.modules import module as calls
 from torch.nn.modules.module import _has_any_global_hook
 
-from ....boxing.record import following
-from ....placement.structure import replaced
-from ....sbp.logical import LogicalOp, Origin
-from ...model.flows import flow_of
-from .declared import Declared
-from .interceptor import Interceptor
+from .....boxing.record import following
+from .....placement.structure import replaced
+from .....sbp.logical import LogicalOp, Origin
+from ....model.flows import flow_of
+from ..declared import Declared
+from ..interceptor import Interceptor
+from ..module_state import ModuleState
+from ..tape import Tape, View
 from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name, reader
-from .module_state import ModuleState
 from .object_calls import MethodCall, MethodCalls, modes
-from .tape import Tape, View
 
 __all__ = ["Repeats", "like"]
 
