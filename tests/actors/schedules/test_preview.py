@@ -1,6 +1,7 @@
 """Previews say what runs when; schedules are written as text and read back; orders of one's own are checked."""
 
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,32 @@ def test_a_preview_says_what_runs_when() -> None:
         "  device 0   F0 F1 .  .  B0--- .  B1---\n"
         "  device 1   .  F0 B0--- F1 B1---"
     )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, schedule in PUBLISHED.items() if schedule.linear and not schedule.slices]
+)
+def test_chunks_that_share_a_device_do_everything_in_its_one_row(name: str, tmp_path: Path) -> None:
+    drawn = published(name).show(m=4, devices=(0, 1, 1, 0))
+    kinds = "FBW" if published(name).split else "FB"
+    wanted = sorted(f"{kind}{k}" for kind in (*kinds, *kinds.lower()) for k in range(4))
+    for row in drawn.rows:
+        assert sorted(str(cell.op) for cell in row if cell.op.kind != "U") == wanted
+        assert all(a.end <= b.start for a, b in pairwise(row))  # a device does one thing at a time
+    assert drawn.draw(tmp_path / "x.svg").read_text().count("device ") == 2
+
+
+def test_nothing_hops_between_chunks_of_one_device() -> None:
+    apart, beside = (published("gpipe").show(m=1, costs=Costs(hop=5.0), devices=where) for where in ((0, 1), (0, 0)))
+    assert apart.end - beside.end == 2 * 5.0
+
+
+def test_devices_are_of_schedules_that_say_none_themselves() -> None:
+    with pytest.raises(ScheduleError, match="zb_v says itself on which devices its chunks are"):
+        published("zb_v").show(m=4, devices=(0, 1))
+    for p, devices in ((3, (0, 1)), (0, (0, 2)), (0, (1, 1))):
+        with pytest.raises(ScheduleError, match="give the device of each chunk, from 0 on"):
+            published("1f1b").show(p, 4, devices=devices)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

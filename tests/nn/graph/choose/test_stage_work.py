@@ -118,3 +118,17 @@ def test_what_no_schedule_has_goes_by_the_formula() -> None:
     work = StageWork(each, [a, b, b], both, 10, True)
     assert work.seconds([2, 3, 4]) == work.quick([2, 3, 4]) == 10 * 6 + 6 + 2 * 1.0 + 4
     assert work.best([1, 2, 4]) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "interleaved"])
+def test_two_towers_are_cut_as_no_other_two_cuts_are_better(schedule: str) -> None:
+    """Four and five layers, each list on both stages; a list that is held stays as it is."""
+    draw = random.Random(schedule)
+    a, b = flow.placement("cpu", [0]), flow.placement("cpu", [1])
+    places = [a, b, b, a] if schedule == "zb_v" else [a, b, a, b]
+    layers = [LayerCost(x := draw.uniform(1, 9), x, x, draw.uniform(0, 1)) for _ in range(9)]
+    work = StageWork([layers] * 4, places, flow.actors.published(schedule), 6, True, [(4, 2), (5, 2)])
+    every = [[i, 4, j, 9] for i in range(1, 4) for j in range(5, 9)]
+    assert work.seconds(work.best([2, 4, 6, 9])) == min(map(work.seconds, every))
+    assert work.best([1, 4, 6, 9], held=[0])[:2] == [1, 4]
+    assert work.seconds(work.best([1, 4, 6, 9], held=[0])) == min(map(work.seconds, every[:4]))
