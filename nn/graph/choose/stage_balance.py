@@ -68,6 +68,7 @@ def even_stages(
     if not cuts:
         return Balance()
     paths = paths_of(modules)
+    cuts = [each for each in cuts if _is_called(logical, [paths[id(layer)] for layer in each[1]])] or cuts
     listed = [paths[id(layer)] for _, layers in cuts for layer in layers]
     ops = list(_ops(logical, modules, cuts, listed))
     at = list(layer_of_each((module for module, _ in ops), listed))
@@ -133,6 +134,12 @@ def _guess(cuts: Sequence[OpenCut], costs: Sequence[Sequence[LayerCost]], many: 
         mine = costs[chunk][first : first + cut.layers]
         yield LayerWork([cost.busy for cost in mine], [2 * cost.hop for cost in mine[:-1]], many).ends(cut.placements)
         first, chunk = first + cut.layers, chunk + len(cut.placements)
+
+
+def _is_called(logical: Logical, paths: Sequence[str]) -> bool:
+    """Whether any of these layers has an op in the step; others, such as a decoder's where a step encodes, stay."""
+    called = {f"{module}." for module in {op.origin.module for op in logical.ops}}
+    return any(module.startswith(f"{path}.") for module in called for path in paths)
 
 
 def _is_global(layers: Sequence[nn.Module]) -> bool:

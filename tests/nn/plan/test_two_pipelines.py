@@ -117,6 +117,29 @@ def test_towers_are_cut_by_one_course_and_told_so() -> None:
     assert cut == ["cpu:[0]"] * 5 + ["cpu:[1]"]  # the heavy layer of the other tower is on the second stage
 
 
+class Rows(nn.Module):
+    """Many weights of which little is read, so that a cut by weights is a bad guess."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8192, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[0]
+
+
+def test_a_tower_that_a_step_does_not_run_stays_as_it_was_cut() -> None:
+    left, right = (nn.Sequential(Rows(), *(nn.Linear(WIDTH, WIDTH) for _ in range(3))) for _ in range(2))
+    model, stages = nn.ModuleDict({"left": left, "right": right}), [flow.placement("cpu", [at]) for at in range(2)]
+    for tower in (left, right):
+        flow.nn.pipeline(tower, stages, worth=1.0)
+    step = flow.compile(model, lambda model, x: model["left"](x).square().mean(), micro_batches=4)
+    step(torch.ones(4096, WIDTH))
+    weights: list[list[Any]] = [[layer.weight for layer in tower] for tower in (left, right)]
+    cuts = [[str(weight.placement) for weight in of] for of in weights]
+    assert cuts[0] != cuts[1] == ["cpu:[0]", "cpu:[1]", "cpu:[1]", "cpu:[1]"]
+
+
 def test_a_plan_that_ran_has_both_lines() -> None:
     step: Any = flow.compile(Translator().double(), translated, plan=plan("apart"))
     lines = str(step.plan(*pairs(0)).plan).splitlines()
