@@ -3,7 +3,7 @@
 It refuses calls that cannot be put on the tape, with the user's line: values that are not there, tensors from nowhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import (
 from ....boxing.record import user_line
 from ....placement.device import FAMILIES
 from ....placement.errors import SbpError
-from ....sbp.call import map_tensors, tensors_in
-from ....sbp.logical import Origin
+from ....sbp import Layout
+from ....sbp.call import Ref, fill, map_tensors, tensors_in
+from ....sbp.logical import Logical, Origin
 from ....sbp.traits import named
-from ...eager.capture import CallWatch
+from ...eager.capture import CallWatch, capture, fakes_of, seen_by, shared_fakes, sources_of
 from ...eager.recurrent import FORMULAS
 from ...model.fp8 import product
 from ...model.recompute.attention_core import CoreCall, cores
@@ -38,7 +39,7 @@ from .calls.running_stats import statistics
 from .calls.strides import STRIDED, strided
 from .tape import Tape
 
-__all__ = ["Known", "Interceptor", "data_dependent"]
+__all__ = ["Known", "Interceptor", "data_dependent", "functional"]
 
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
@@ -323,3 +324,28 @@ class _Names(CallWatch):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def functional(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
+    """A function on tensors that lie so, in the place of the `Ref`s among its arguments, as ops that write nowhere."""
+    seen = capture(function, args, kwargs, layouts)
+    in_place = any(part.op._schema.is_mutable for part in seen.ops)
+    return _on_tape(function, args, kwargs, layouts) if in_place else seen
+
+
+def _on_tape(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
+    """A function that writes in place, captured as a step that does: cells of LSTMs are such."""
+    tape, inputs = Tape(), fakes_of(layouts)
+    for x in inputs:
+        tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
+    with shared_fakes(), seen_by(Interceptor(tape, _nothing, _refused)):
+        made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
+    return Logical(sources_of(inputs), tuple(tape.ops), map_tensors(made, lambda y: Ref(tape.number(y))))
+
+
+def _nothing(real: Tensor) -> None:
+    """A formula knows no tensor but its arguments."""
+
+
+def _refused(real: Tensor, fake: Tensor) -> None:
+    raise LookupError("a formula has a constant")

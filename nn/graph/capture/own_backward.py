@@ -22,9 +22,9 @@ from ....sbp.choose import everywhere, way_by
 from ....sbp.joint.options import answer_of
 from ....sbp.logical import Logical
 from ....sbp.state import State
-from ...eager.capture import alone, capture
+from ...eager.capture import alone
 from ...eager.functions import FunctionOp, applied
-from .interceptor import Interceptor
+from .interceptor import Interceptor, functional
 from .repeats.layer_reuse import like
 from .tape import Tape
 
@@ -169,7 +169,7 @@ def _captured(
     cls: Any, named: Any, needs: Sequence[bool], shapes: Sequence[tuple[int, ...]], like: Sequence[Tensor]
 ) -> Logical:
     layouts = [alone(shape, x.dtype) for shape, x in zip(shapes, like, strict=True)]
-    return capture(_both(cls, needs), named, {}, layouts)
+    return functional(_both(cls, needs), named, {}, layouts)
 
 
 def _factors(

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ....placement.structure import mapped
-from ....sbp import Layout
 from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, refs_in
 from ....sbp.joint.options import answer_of
 from ....sbp.layout import memory_gaps, memory_order
@@ -25,9 +24,8 @@ from ....sbp.precision import holds, promotes, rounded
 from ....sbp.registry import has_rule
 from ....sbp.traits import traits
 from ...eager import formulas
-from ...eager.capture import alone, capture, fakes_of, seen_by, shared_fakes, sources_of
-from ..capture.interceptor import Interceptor
-from ..capture.tape import Tape
+from ...eager.capture import alone
+from ..capture.interceptor import functional
 
 __all__ = ["expand", "formula_of", "in_line", "opened", "part_of"]
 
@@ -195,27 +193,7 @@ def part_of(op: LogicalOp, part: LogicalOp) -> LogicalOp:
 def opened(function: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Logical:
     """A function on tensors like these as ops that write nowhere."""
     layouts = [alone(x.shape, x.dtype, memory_order(x), memory_gaps(x)) for x in inputs]
-    seen = capture(function, args, kwargs, layouts)
-    in_place = any(part.op._schema.is_mutable for part in seen.ops)
-    return _functional(function, args, kwargs, layouts) if in_place else seen
-
-
-def _functional(function: Callable[..., Any], args: Any, kwargs: Any, layouts: Sequence[Layout]) -> Logical:
-    """A function that writes in place, captured as a step that does: cells of LSTMs are such."""
-    tape, inputs = Tape(), fakes_of(layouts)
-    for x in inputs:
-        tape.source(x.requires_grad_(x.is_floating_point() or x.is_complex()))
-    with shared_fakes(), seen_by(Interceptor(tape, _nothing, _refused)):
-        made = function(*fill(tuple(args), inputs), **fill(kwargs, inputs))
-    return Logical(sources_of(inputs), tuple(tape.ops), map_tensors(made, lambda y: Ref(tape.number(y))))
-
-
-def _nothing(real: Tensor) -> None:
-    """A formula knows no tensor but its arguments."""
-
-
-def _refused(real: Tensor, fake: Tensor) -> None:
-    raise LookupError("a formula has a constant")
+    return functional(function, args, kwargs, layouts)
 
 
 def in_line(op: LogicalOp) -> Any:

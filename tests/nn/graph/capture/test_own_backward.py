@@ -62,6 +62,22 @@ class Normed(Function):
         return (h - n * (h * n).mean(-1, keepdim=True)) * r, (g * n).sum(0)
 
 
+class Scattered(Function):
+    """Its backward adds in place, by numbers of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, at: Tensor) -> Tensor:
+        ctx.save_for_backward(x, at)
+        return x.gather(-1, at)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, at = ctx.saved_tensors
+        above = x.mul(0.1)
+        above.scatter_add_(-1, at, grad)
+        return above, None
+
+
 class Two(Function):
     """Written the newer way, with a second result that has no gradient."""
 
@@ -169,6 +185,7 @@ def test_which_dims_may_be_split_is_read_off_what_is_called() -> None:
     x = torch.ones(4, 6)
     assert split(Scaled, x, 2.0) == (((0, 1),), ((0, 1),))
     assert split(Normed, x, x[0]) == (((0, -1), (-1,)), ((0, -1),))
+    assert split(Scattered, x, torch.zeros(4, 1, dtype=torch.long)) == (((0, -1), (0, -1)), ((0, -1),))
     assert split(Two, x, x.mT) == (((0, -1), (-1, -1)), ((0, -1), (0, -1)))
     assert split(Whole, x, torch.zeros(4, dtype=torch.long)) is split(Numpy, x) is split(Branching, x) is None
 
