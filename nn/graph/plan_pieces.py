@@ -22,8 +22,8 @@ from ...sbp import Layout
 from ...sbp.call import refs_in
 from ...sbp.joint.demands import Rounds
 from ...sbp.joint.known_options import KnownOptions
-from ...sbp.joint.placements import Homes
-from ...sbp.logical import Logical
+from ...sbp.joint.placements import Homes, homes
+from ...sbp.logical import Logical, LogicalOp
 from ...sbp.state import Runs
 from ..model.annotate import LayerMoves, chunk_of, placement_of
 from .capture.arguments import StepCall
@@ -122,6 +122,7 @@ class _Planner:
             logical = micro.logical
             if kept:
                 logical = self.passes.placed(logical, self.moved, {name: of.placement for name, of in kept.items()})
+                logical = _as_first(logical, next(iter(micros.values())).logical, self.passes.rest)
             decided = self.passes.decided(logical, self.inputs, room, kept, known=self.known, rounds=rounds)
             kept = kept or kept_of(decided.graph)
             one = sized[0, kind] = self.sized(micro, decided)
@@ -200,6 +201,20 @@ class _Planner:
 
     def every(self, many: int) -> list[Sequence[int]]:
         return [self.numbers[at : at + many] for at in self.numbers[::many]]
+
+
+def _as_first(logical: Logical, first: Logical, rest: Placement | None) -> Logical:
+    """The same with ops where those of the same lines are in the first kind of micro-batch, whose parameters were still
+    free: a tied weight may be at home elsewhere than an op that reads it."""
+    places: dict[tuple[str, str], set[Placement]] = {}
+    for op, there in zip(first.ops, homes(first, rest).ops, strict=True):
+        places.setdefault((op.origin.module, op.origin.line), set()).add(there)
+
+    def known(op: LogicalOp) -> Placement | None:
+        found = places.get((op.origin.module, op.origin.line), ())
+        return op.placement or (next(iter(found)) if len(found) == 1 else None)
+
+    return replace(logical, ops=tuple(replace(op, placement=known(op)) for op in logical.ops))
 
 
 def _tell_samples(error: SbpError, inputs: Mapping[str, Tensor]) -> None:
