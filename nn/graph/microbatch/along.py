@@ -27,6 +27,7 @@ from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, Runs, State
 from ....sbp.traits import traits
 from ..choose.decompose import expand
+from .owned_samples import OwnedSamples, refuse_owned
 from .row_facts import RowFacts
 from .sorted_rows import SortedRows
 
@@ -55,7 +56,8 @@ class Along:
     """A step along time: how each value lies, and the way of each op.
 
     `given` are values of arguments, constants and buffers alone. `attends` has attention of slices that looks back, and
-    for each the number of its mask; `masks` how these are cut.
+    for each the number of its mask; `masks` how these are cut. `scatters` are results of ops that put what samples
+    have into places that a mask says, and `owner` has the micro-batch that alone has a value.
     """
 
     logical: Logical
@@ -65,6 +67,8 @@ class Along:
     given: frozenset[int]
     attends: Mapping[int, int | None] = field(default_factory=dict)
     masks: Mapping[int, State] = field(default_factory=dict)
+    scatters: frozenset[int] = frozenset()
+    owner: Mapping[int, int] = field(default_factory=dict)
 
 
 def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]]) -> Along:
@@ -73,8 +77,11 @@ def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]])
     for op in asked.logical.ops:
         asked.put(op)
     asked.sorted.refuse_ends(asked.logical.ends)
+    refuse_owned(asked.logical, asked.owned.owner)
     made = replace(asked.logical, ops=tuple(asked.ops))
-    return Along(made, runs, asked.states, tuple(asked.ways), frozenset(asked.given), asked.attends, asked.masks)
+    given, scatters = frozenset(asked.given), frozenset(asked.scatters)
+    ways, owner = tuple(asked.ways), asked.owned.owner
+    return Along(made, runs, asked.states, ways, given, asked.attends, asked.masks, scatters, owner)
 
 
 def change(have: State, to: State) -> Change | None:
@@ -85,6 +92,13 @@ def change(have: State, to: State) -> Change | None:
     if any(have.dims[d] for d in cut) or not set(have.partial) <= set(to.partial) or not sums:
         return None
     return None if share and to.reduction != "sum" else Change(cut, share)
+
+
+def drawn(op: LogicalOp, call: Call) -> Way | None:
+    """The way of numbers that are drawn for samples, like a tensor of which nothing is read."""
+    if not op.draws_unread or len(op.inputs) != 1 or len(op.numbers) != 1 or not call.states[0].split:
+        return None
+    return Way(call.states, (State(call.states[0].dims),))
 
 
 def said(state: State, axes: int) -> str:
@@ -111,10 +125,12 @@ class _Asked:
         self.sampled: set[int] = set()  # given values that have something of each sample
         self.attends: dict[int, int | None] = {}
         self.masks: dict[int, State] = {}
+        self.scatters: set[int] = set()
         self.causes: dict[int, LogicalOp] = {}  # by addends, the op that made the first of them
         self.counts: set[int] = set()  # counts: whole numbers of which none is below 0, so no sum of them cancels
         self.facts = RowFacts(self.fakes)
         self.sorted = SortedRows(self.facts, self.given, self.moved)
+        self.owned = OwnedSamples(self.logical, runs, self.given, self.moved)
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
             cut = tuple(tuple(axis for axis in factors if self.sizes[axis] > 1) for factors in cut)
@@ -128,7 +144,8 @@ class _Asked:
         call = self.call(op)
         plain = torch.Tag.nondeterministic_seeded not in op.op.tags
         given = plain and (all(n in self.given for n in op.inputs) or bool({"like", "new"} & traits(call.name)))
-        way = self.attention(op, call) or self.sorted.way(op, call) or self.cheapest(op, call)
+        way = self.attention(op, call) or self.sorted.way(op, call) or drawn(op, call) or self.scatter(op, call)
+        way = way or self.owned.way(op, call) or self.cheapest(op, call)
         self.record(op, way)
         self.facts.see(op, call)
         if given:
@@ -254,6 +271,18 @@ class _Asked:
         (out,) = found.outputs
         return Way(call.states, (State((*out.dims[:-2], (TOKENS,), out.dims[-1])),))
 
+    def scatter(self, op: LogicalOp, call: Call) -> Way | None:
+        """The way of an op that puts what samples have into places of theirs, as each step sees of the mask."""
+        if call.name != "masked_scatter" or len(self.sizes) > 1 or op.inputs[1] not in self.given:
+            return None
+        x, mask = call.inputs[:2]
+        states = [State(((SAMPLES,), *[()] * (y.ndim - 1))) for y in call.inputs if y.ndim]
+        rows = len(states) == 3 and len(x) == len(mask) == self.sizes[0] and mask.ndim == x.ndim
+        if not rows or call.states[2] != states[2] or self.moved(op.inputs[0], states[0]) == inf:
+            return None
+        self.scatters.add(op.numbers[0])
+        return Way(tuple(states), (states[0],))
+
     def refused(self, op: LogicalOp, call: Call) -> SbpError:
         """An op that cannot be done for a micro-batch alone."""
         lies = ", ".join(said(state, len(self.sizes)) for state in call.states)
@@ -275,6 +304,8 @@ class _Asked:
                 "without dropout, and nowhere else; or leave slices= out"
             )
         hint = HINTS.get(call.name.partition(".")[0], "")
+        if call.name in ("mul.Tensor", "div.Tensor") and all(state.partial for state in call.states):
+            hint = PRODUCT
         return SbpError(
             f"{asked}\n{told}{hint}"
             "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
@@ -282,9 +313,14 @@ class _Asked:
         )
 
 
-ONE_BY_ONE = "  it takes samples one by one: write it on all of them at once\n"
+ONE_BY_ONE = "  it takes samples one by one: have each part in one micro-batch, or write it on all of them at once\n"
+PRODUCT = (
+    "  these are sums over all samples, which are known when the last micro-batch has gone forward; the first may have "
+    "gone back by then. A loss that balances experts so is left out by output_router_logits=False in transformers\n"
+)
 HINTS = {
     "sbpflow::recurrent": "  a batch is cut along its first dim: give the layer samples there, and batch_first=True\n",
     "embedding_bag": "  words are in a line, and bags begin anywhere: give rows of words, filled up with padding_idx\n",
+    "masked_scatter": "  its mask has to be made of arguments alone, and what it takes of layers that see samples\n",
     **dict.fromkeys(("unbind", "split", "split_with_sizes", "chunk"), ONE_BY_ONE),
 }

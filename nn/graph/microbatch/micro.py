@@ -7,13 +7,14 @@ from itertools import count
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ....sbp.call import Ref, refs_in
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
 from ....sbp.traits import traits
 
-__all__ = ["CAST", "BatchDraw", "Known", "Micro", "Share", "drawn_alone", "made_alone"]
+__all__ = ["CAST", "BatchDraw", "Known", "MaskedPlaces", "Micro", "Share", "drawn_alone", "made_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,20 @@ class BatchDraw(Known):
     @property
     def constant(self) -> bool:
         return False
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedPlaces(Known):
+    """A mask of the places of samples that others are put into, in order: `each` elements for a sample, which is right
+    in a micro-batch if its own places take just those. A place of the mask stands for `times` elements."""
+
+    each: int = 0
+    times: int = 1
+    line: str = ""
+
+    def taken(self, mask: Tensor) -> int:
+        """How many elements the places of a mask take."""
+        return int(mask.sum()) * self.times
 
 
 class Share(NamedTuple):

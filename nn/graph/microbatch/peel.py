@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....placement.errors import SbpError
 from ....placement.structure import mapped
 from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, refs_in
 from ....sbp.layout import Layout, RunLayout, memory_order
@@ -27,7 +28,8 @@ from ....sbp.traits import traits
 from ..choose.decompose import in_line, opened, part_of
 from .along import Along, change
 from .attention import attend
-from .micro import CAST, BatchDraw, Known, Micro, Share, drawn_alone, made_alone
+from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
+from .owned_samples import taken_from
 
 __all__ = ["peeled"]
 
@@ -43,6 +45,8 @@ def peeled(made: Along, *, whole_draws: bool = True) -> list[Micro]:
         step = next((step for step in steps if step.serves(k)), None)
         if step is None:
             step = _Peeled(made, k, whole_draws)
+            if made.owner:  # of other samples, and yet the same
+                step.micro = next((one for one in micros if _program(one) == _program(step.micro)), step.micro)
             steps.append(step)
         micros.append(step.micro)
     return micros
@@ -73,6 +77,7 @@ class _Peeled:
         self.ops: list[LogicalOp] = []
         self.placed: list[tuple[LogicalOp, Way, _Seen, Any]] = []  # ops that looked at places, and what came of it
         self.new: dict[int, Known | Share | None] = {}  # arguments by number; None is the past of attention
+        self.told: dict[int, str] = {}
         self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
         for op, way in zip(self.logical.ops, made.ways, strict=True):
@@ -83,8 +88,12 @@ class _Peeled:
 
     def serves(self, k: int) -> bool:
         """Whether another piece runs the same: it is as long, and what looks at places finds nothing else to do."""
-        return self.lengths[k] == self.lengths[self.k] and all(
-            self.alike(replace(seen, rank=k, looked={}), seen, op, way, text) for op, way, seen, text in self.placed
+        return (
+            self.lengths[k] == self.lengths[self.k]
+            and not self.made.owner
+            and all(
+                self.alike(replace(seen, rank=k, looked={}), seen, op, way, text) for op, way, seen, text in self.placed
+            )
         )
 
     def alike(self, other: _Seen, mine: _Seen, op: LogicalOp, way: Way, text: Any) -> bool:
@@ -100,7 +109,11 @@ class _Peeled:
         if op.draws_unread and len(op.numbers) == 1 and (self.whole_draws or not way.outputs[0].split):
             self.draws(op, way)
             return
+        if any(n in self.made.owner for n in (*op.numbers, *op.inputs)) and self.of_owner(op, way):
+            return
         inputs = [self.box(n, to, op) for n, to in zip(op.inputs, way.inputs, strict=True)]
+        if op.numbers[0] in self.made.scatters:
+            inputs[1] = self.places(op, way)
         order = iter(inputs)
         args, kwargs = mapped((op.args, in_order(op.op, op.kwargs)), Ref, lambda _: Ref(next(order)))
         mine = replace(op, args=args, kwargs=kwargs)
@@ -126,6 +139,36 @@ class _Peeled:
                 made = part_of(op, part).of(names, numbers=tuple(names[n] for n in part.numbers))
                 self.add(replace(made, lies=op.lies if ends.keys() & set(part.numbers) else None))
         self.same.update({n: names[m] for m, n in ends.items() if names[m] != n})
+
+    def of_owner(self, op: LogicalOp, way: Way) -> bool:
+        """Take samples that this piece owns, or put them together, or do nothing for others."""
+        owner = self.made.owner
+        takes = taken_from(op, self.logical.call(op))
+        if takes is not None and op.inputs[0] not in owner:
+            dim, places = takes
+            first = self.layout(way.inputs[0], self.logical.fakes[op.inputs[0]].shape).spans(self.k)[dim][0][0]
+            for n, (lo, hi) in zip(op.numbers, places, strict=True):
+                drops = self.logical.fakes[n].ndim < self.logical.fakes[op.inputs[0]].ndim
+                how = aten.select.int if drops else aten.narrow.default
+                args: tuple[Any, ...] = (Ref(0), dim, lo - first) if drops else (Ref(0), dim, lo - first, hi - lo)
+                if owner[n] == self.k:
+                    self.parts_of(op, how, args, [op.inputs[0]], n)
+            return True
+        if all(n in owner for n in op.numbers):
+            if owner[op.numbers[0]] != self.k:
+                return True
+        elif any(state.split for state in way.outputs) and all(n in owner for n in op.inputs):
+            mine = [n for n in op.inputs if owner[n] == self.k]
+            args = ([Ref(at) for at in range(len(mine))], self.logical.call(op).bound["dim"])
+            self.parts_of(op, op.op, args, mine, op.numbers[0])
+            return True
+        return False
+
+    def parts_of(self, op: LogicalOp, function: Any, args: Any, inputs: Sequence[int], made: int) -> None:
+        """Another call in the place of an op, or of one of its results."""
+        mine = [self.same.get(n, n) for n in inputs]
+        (part,) = opened(function, args, {}, [self.fakes[n] for n in mine]).ops
+        self.add(part_of(op, part).of(dict(enumerate(mine)), numbers=(made,)))
 
     def draws(self, op: LogicalOp, way: Way) -> None:
         """Random numbers are arguments: those of the whole batch, cut."""
@@ -176,6 +219,8 @@ class _Peeled:
     def box(self, n: int, to: State, op: LogicalOp) -> int:
         """The number of a value that lies so, for an op that wants it."""
         mine, have = self.same.get(n, n), self.made.states[n]
+        if self.made.owner.get(n, self.k) != self.k:
+            return self.nothing(n)
         if have == to:
             return mine
         if (n, to) not in self.boxed:
@@ -195,7 +240,7 @@ class _Peeled:
         key = n, to.dims
         if key not in self.boxed:
             fake = self.local(self.logical.fakes[n], State(to.dims))
-            self.boxed[key] = self.argument(fake, Known("", made_alone(self.logical, n), to.dims))
+            self.boxed[key] = self.argument(fake, Known("", made_alone(self.logical, n), to.dims), f"{n} {to.dims}")
         return self.boxed[key]
 
     def rows(self, n: int, dim: int, size: int, factors: Factors, op: LogicalOp) -> int:
@@ -203,12 +248,30 @@ class _Peeled:
         if (size, factors) not in self.boxed:
             line = LogicalOp(aten.arange.default, (size,), {}, (torch.empty(size, dtype=torch.long),), (0,))
             fake = self.local(torch.empty(size, dtype=torch.long, device="meta"), State((factors,)))
-            self.boxed[size, factors] = self.argument(fake, Known("", Logical((), (line,), Ref(0)), (factors,)))
+            what = Known("", Logical((), (line,), Ref(0)), (factors,))
+            self.boxed[size, factors] = self.argument(fake, what, f"rows {size} {factors}")
         numbers = self.boxed[size, factors]
         (part,) = opened(aten.index_select.default, (Ref(0), dim, Ref(1)), {}, [self.fakes[n], self.fakes[numbers]]).ops
         self.next += 1
         self.add(part_of(replace(op, grad=True), part).of({0: n, 1: numbers}, numbers=(self.next,)))
         return self.next
+
+    def nothing(self, n: int) -> int:
+        """Zeros in the place of what another piece owns."""
+        if ("nothing", n) not in self.boxed:
+            fake, self.next = self.logical.fakes[n], self.next + 1
+            kwargs = {"dtype": fake.dtype, "device": fake.device}
+            self.add(LogicalOp(aten.full.default, (list(fake.shape), 0), kwargs, (fake,), (self.next,), grad=False))
+            self.boxed["nothing", n] = self.next
+        return self.boxed["nothing", n]
+
+    def places(self, op: LogicalOp, way: Way) -> int:
+        """The mask of an op that puts what is of samples into places of these, which is looked at before each step."""
+        (x, mask, source), state = (self.logical.fakes[n] for n in op.inputs), way.inputs[1]
+        made, line = made_alone(self.logical, op.inputs[1]), op.origin.line
+        each, times = source.numel() // len(x), x.numel() // mask.numel()
+        what = MaskedPlaces("", made, state.dims, False, each, times, line)
+        return self.argument(self.local(mask, state), what, f"places {op.numbers[0]}")
 
     def weighed(self, n: int, axes: tuple[int, ...], op: LogicalOp) -> int:
         """A value times the share that a piece is along some axes."""
@@ -223,8 +286,10 @@ class _Peeled:
         self.add(made)
         return self.next
 
-    def argument(self, fake: Tensor, what: Known | Share | None) -> int:
+    def argument(self, fake: Tensor, what: Known | Share | None, told: str = "") -> int:
+        """A new argument. Pieces that do other things for their own samples call what is known by what is `told`."""
         number = -1 - len(self.new)
+        self.told[number] = told
         self.new[number], self.fakes[number] = what, fake
         return number
 
@@ -260,19 +325,22 @@ class _Peeled:
     def finished(self) -> Micro:
         """The graph, with new arguments behind the others."""
         whole, states = self.logical, self.made.states
+        self.same.update({n: self.nothing(n) for n in whole.ends if self.made.owner.get(n, self.k) != self.k})
         logical = replace(replace(whole, ops=()).map(self.same), ops=tuple(self.ops)).pruned()
         used = logical.ends | {n for op in logical.ops for n in op.inputs}
         self.placed = [
             each for each in self.placed if not used.isdisjoint(self.same.get(n, n) for n in each[0].numbers)
         ]
-        kinds = {Known: "known", Share: "share", type(None): "past"}
-        names, counts = dict[int, str](), dict.fromkeys(kinds, 0)
+        names, counts = dict[int, str](), dict.fromkeys(["known", "share", "past"], 0)
         for n, what in self.new.items():
             if isinstance(what, BatchDraw):
                 names[n] = what.name
+            elif self.made.owner and self.told[n]:
+                names[n] = f"known {self.told[n]}"
             else:
-                names[n] = f"{kinds[type(what)]} {counts[type(what)]}"
-                counts[type(what)] += 1
+                kind = "known" if isinstance(what, Known) else "past" if what is None else "share"
+                names[n] = f"{kind} {counts[kind]}"
+                counts[kind] += 1
         mine = {n: name for n, name in names.items() if n in used}
         first = len(logical.sources)
         number = {n: n if 0 <= n < first else n + len(mine) for n in self.fakes if n >= 0}
@@ -280,6 +348,7 @@ class _Peeled:
         sources = [replace(s, fake=self.fakes[n]) for n, s in enumerate(logical.sources)]
         sources += [Source(name, "input", self.fakes[n]) for n, name in mine.items()]
         made = replace(logical.map(number), sources=tuple(sources))
+        self.check_losses(made)
         told = [(name, self.new[n]) for n, name in mine.items()]
         before = zip(_ends(whole), _ends(made), strict=True)
         return Micro(
@@ -291,6 +360,17 @@ class _Peeled:
             tuple(self.drawn),
         )
 
+    def check_losses(self, micro: Logical) -> None:
+        """Refuse a loss in which some micro-batch has no part, because all of it is of samples that others own."""
+        makers = {n: op for op in self.logical.ops for n in op.numbers}
+        for whole, loss in zip(self.logical.losses, micro.losses, strict=True):
+            if self.made.owner and whole.number in self.logical.wants_grad and loss.number not in micro.wants_grad:
+                line = makers[whole.number].origin.line or "no line"
+                raise SbpError(
+                    f"the loss at {line} has nothing of the samples of micro-batch {self.k}\n"
+                    "  leave micro_batches= out, or have all samples in it"
+                )
+
 
 def _ends(logical: Logical) -> list[int]:
     losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
@@ -300,3 +380,15 @@ def _ends(logical: Logical) -> list[int]:
 def _text(parts: Logical) -> Any:
     """Ops as something to compare."""
     return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
+
+
+def _program(micro: Micro) -> Any:
+    """All that a step of a micro-batch does, with values numbered in the order in which they are made."""
+    logical = micro.logical
+    made = (n for op in logical.ops for n in op.numbers)
+    one = logical.map({n: at for at, n in enumerate(made, len(logical.sources))})
+    ops = [(op.op, frozen((op.args, op.kwargs)), op.grad, op.placement, op.lies, op.outputs[0].shape) for op in one.ops]
+    sources = [(s.name, s.kind, s.fake.shape, s.fake.dtype) for s in logical.sources]
+    known = [(type(known), known.name, known.dims, known.hides, str(known.graph)) for known in micro.known]
+    ends = frozen(one.result), one.losses, sorted(one.writes.items()), [micro.states[n] for n in _ends(logical)]
+    return ops, sources, known, micro.shares, ends

@@ -17,7 +17,7 @@ from ...tensors.seeds import agree
 from ..compiler.generated_calls import Shards, no_shards
 from .attention import forget, reserved
 from .batch import Batch, evaluated
-from .micro import Known, Micro
+from .micro import Known, MaskedPlaces, Micro
 
 __all__ = ["Before", "Pasts"]
 
@@ -100,9 +100,24 @@ class Before:
                 f"{self.name} cuts sequences into slices, and a mask {tuple(value.shape)} lets tokens see later ones\n"
                 "  give it one that hides them, or leave slices= out"
             )
+        if isinstance(known, MaskedPlaces):
+            self.check_places(known, value, batch)
         if known.constant:
             self.constant[key] = value
         return value
+
+    def check_places(self, known: MaskedPlaces, mask: Tensor, batch: Batch) -> None:
+        """Refuse a mask by which what is of one micro-batch would go to another."""
+        for k, piece in enumerate(batch.pieces):
+            taken, has = known.taken(batch.piece(mask, known.dims, piece)), known.each * piece.sizes[0]
+            if taken > has or (taken < has and k < len(batch.pieces) - 1):
+                raise SbpError(
+                    f"masked_scatter at {known.line or 'no line'} needs more than one micro-batch at once\n"
+                    f"  in {self.name} the mask of micro-batch {k} takes {taken} elements, and its {piece.sizes[0]} "
+                    f"samples have {has}\n"
+                    "  give each sample as many places as it has of what is put there, such as tokens of its image, or "
+                    "leave micro_batches= out"
+                )
 
 
 def _seen(mask: Tensor) -> Tensor:

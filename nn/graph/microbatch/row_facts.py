@@ -52,6 +52,9 @@ class RowFacts:
             self.lines.add(first)
         if ({"like", "new"} & said or ("even" in said and not op.inputs)) and "empty" not in said:
             self.even.add(first)
+        bounds = [self.bounds.get(self.root(n)) for n in op.inputs]
+        if name in ("cat", "concat", "concatenate", "stack") and None not in bounds:
+            self.bounds[first] = max(filter(None, bounds), default=0)
         if len(op.inputs) == 1:
             self._of_one(op.inputs[0], name, said, call, first, y)
 

@@ -135,6 +135,18 @@ OPTIMIZERS: dict[str, Any] = {
 # Layers
 
 
+class Repeated(nn.Module):
+    """Each sample through two weights, of copies one behind the other, as experts of Llama 4 have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.eye(6).repeat(2, 1, 1) * 0.7)
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.repeat(2, 1) * x.softmax(-1)[:, :2].t().reshape(-1, 1)
+        return torch.bmm(x.view(2, -1, 6), self.both).reshape(2, -1, 6).sum(0)
+
+
 class Checked(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -186,6 +198,13 @@ LAYERS: dict[str, Case] = {
         options={"clip_grad_norm": 0.1},
     ),
     "tied": case(told(tie)),
+    "tied gpt of 9": case(
+        lambda: Gpt(tied=True).double(),
+        words_loss,
+        lambda at: (text(at, 9), {}),
+        make=adamw,
+        first=["blocks.0"],
+    ),
     "used twice": case(lambda: (lambda one: nn.Sequential(one, mlp(1), one))(mlp(1)).double()),
     "frozen first": case(told(lambda m: m[0].requires_grad_(False))),
     "frozen last": case(told(lambda m: m[2].requires_grad_(False))),
@@ -220,6 +239,90 @@ LAYERS: dict[str, Case] = {
     "noise by length": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(len(x), 6, dtype=F64)), y)),
     "noise of all rows": case(run=lambda m, x, y: F.mse_loss(m(x + torch.randn(6, dtype=F64)), y)),
 }
+
+
+# What seems to mix samples, and does not
+
+
+class Experts(nn.Module):
+    """Tokens in the order of the experts that they chose, each as its expert has it, and put back."""
+
+    def __init__(self, single: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = mlp(1), mlp(1)
+        self.router, self.up = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 8, 8) / 3)
+        self.to(F32 if single else F64)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        shares, chosen = self.router(x).softmax(-1).topk(2)
+        keys, order = chosen.reshape(-1).sort()
+        rows = F.pad(x[order // 2], (0, 2))
+        if rows.dtype == F32:
+            ends = torch.histc(keys.float(), bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+            rows = F.grouped_mm(rows, self.up, offs=ends)
+        else:
+            rows = (rows[:, None] @ self.up[keys])[:, 0]
+        rows = rows[:, :6].tanh() * shares.reshape(-1)[order][:, None]
+        return self.last(torch.zeros_like(x).index_add(0, order // 2, rows))
+
+
+class Pictures(nn.Module):
+    """Numbers of a picture in the places of a sequence that are said to be its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.look, self.last = mlp(1), nn.Linear(6, 4), mlp(1)
+        self.double()
+
+    def forward(self, x: Tensor, words: Tensor) -> Any:
+        x = self.first(x)
+        found = torch.cat([self.look(picture) for picture in x.view(-1, 2, 3).repeat(1, 1, 2)])
+        return self.last(x.masked_scatter(words == 3, found.view(len(x), -1)[:, :2].contiguous()))
+
+
+def of_pictures(m: nn.Module, x: Tensor, words: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(m(x, words), y)
+
+
+def words_of(each: Any) -> Callable[[int], Given]:
+    """Samples, and so many words of each of which say that there is a picture."""
+
+    def made(at: int) -> Given:
+        (x, y), many = numbers(at), torch.tensor(each)[:, None]
+        return (x, (torch.arange(6) < many).roll(at, 1).long() * 3, y), {}
+
+    return made
+
+
+def one_by_one(z: Tensor, x: Tensor) -> Tensor:
+    """Each sample with an argument's part and a number of its own, and some of it dropped."""
+    rows = zip(z, x.cumsum(0), torch.arange(len(x)), strict=True)
+    return torch.stack([F.dropout(row.softmax(0) + more, 0.5) * n for row, more, n in rows])
+
+
+def balanced(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A loss that has as many samples go to every column."""
+    shares: Tensor = m(x).softmax(-1)
+    many = torch.histc(shares.argmax(-1).double(), bins=6, min=0, max=5) / len(x)
+    return F.mse_loss(shares, y) + (many * shares.mean(0)).sum()
+
+
+MIXED: dict[str, Case] = {
+    "experts": case(Experts, first=["first"]),
+    "experts in groups": case(lambda: Experts(single=True), first=["first"], batch=of(F32), tolerance=1e-5),
+    "experts of 9": case(Experts, first=["first"], batch=sized(9)),
+    "repeated": case(between(Repeated()), first=["0"]),
+    "pictures": case(Pictures, of_pictures, words_of([2] * 8), first=["first"]),
+    "pictures of some": case(Pictures, of_pictures, words_of([1, 3, 2, 2, 0, 4, 2, 2]), first=["first"]),
+    "pictures of others": case(
+        Pictures, of_pictures, words_of([3, 3, 2, 2, 0, 2, 2, 2]), first=["first"],
+        refused={"pieces": r"masked_scatter at \S+:\d+ needs more than one.*batch 0 takes 10 elements, .* have 8\n"},
+    ),
+    "one by one": case(run=lambda m, x, y: F.mse_loss(one_by_one(m(x), x), y)),
+    "balanced experts": case(run=balanced, refused={"pieces": r"mul\.Tensor at .*are sums over all samples"}),
+    "rates drawn": case(run=lambda m, x, y: F.mse_loss(m(x * torch.rand_like(x).uniform_(0.5, 1.5)), y)),
+}  # fmt: skip
 
 
 # Buffers that a forward changes
@@ -505,6 +608,7 @@ CASES: dict[str, Case] = {
     "result: a named tuple": case(run=lambda m, x, y: Pair(F.mse_loss(z := m(x), y), z)),
     **named("optimizer", {name: case(make=make) for name, make in OPTIMIZERS.items()}),
     **named("layers", LAYERS),
+    **named("mixed", MIXED),
     **named("buffer", BUFFERS),
     **named("arguments", ARGUMENTS),
     **named("changed", CHANGES),

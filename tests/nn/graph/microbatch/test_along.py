@@ -124,9 +124,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "of a mean": (lambda m, x, y: m.layer(x).mean().sqrt(), r"sqrt at \S+:\d+ .*at once\n.* inputs are P\n  mean at "),
     "of all": (lambda m, x, y: m.layer(x).softmax(0), r"softmax.int at .* inputs are S\(0\)\n.*batch norm in eval"),
     "of each other": (lambda m, x, y: m.layer(x) @ m.layer(x).t(), r"matmul at .* inputs are S\(0\), S\(1\)\n"),
-    "one by one": (
-        lambda m, x, y: torch.stack(m.layer(x).unbind(0)),
-        "unbind.int at .*\n  it takes samples one by one",
+    "two by two": (
+        lambda m, x, y: torch.stack([z.exp() for z in m.layer(x).split(2)]),
+        "split.Tensor at .*\n  it takes samples one by one",
     ),
     "words in a line": (
         lambda m, x, y: m.bag(y, torch.arange(0, len(y), 2)) + m.layer(x)[:4],

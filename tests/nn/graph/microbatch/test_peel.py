@@ -80,31 +80,33 @@ def test_what_goes_sample_by_sample_in_a_pipeline(name: str) -> None:
     trains(model, lambda m, x, y: F.cross_entropy(m(x), y), lambda at: batch(), micro_batches=3)
 
 
-APART: dict[str, tuple[Callable[[Between, Tensor], Tensor], str]] = {
-    "unbind(0)": (lambda m, h: torch.stack([row * 2 for row in h.unbind(0)]), "unbind.int"),
-    "torch.unbind": (lambda m, h: torch.stack([row * 2 for row in torch.unbind(h)]), "unbind.int"),
-    "split(1)": (lambda m, h: torch.cat([row * 2 for row in torch.split(h, 1)]), "split.Tensor"),
-    "split([2, 6])": (lambda m, h: torch.cat(torch.split(h, [2, 6])), "split"),
-    "for row in h": (lambda m, h: torch.stack([row * 2 for row in h]), "unbind.int"),
-    "zip": (lambda m, h: torch.stack([a + b for a, b in zip(h, h, strict=True)]), "unbind.int"),
-    "chunk(8)": (lambda m, h: torch.cat([row * 2 for row in h.chunk(8)]), "chunk"),
+APART: dict[str, Callable[[Between, Tensor], Tensor]] = {
+    "unbind(0)": lambda m, h: torch.stack([row * 2 for row in h.unbind(0)]),
+    "torch.unbind": lambda m, h: torch.stack([row * 2 for row in torch.unbind(h)]),
+    "split(1)": lambda m, h: torch.cat([row * 2 for row in torch.split(h, 1)]),
+    "split(2)": lambda m, h: torch.cat([rows.softmax(0) for rows in torch.split(h, 2)]),
+    "for row in h": lambda m, h: torch.stack([row * 2 for row in h]),
+    "zip": lambda m, h: torch.stack([a + b for a, b in zip(h, h, strict=True)]),
+    "chunk(8)": lambda m, h: torch.cat([row * 2 for row in h.chunk(8)]),
+    "tensor_split(4)": lambda m, h: torch.cat([rows * 2 for rows in h.tensor_split(4)]),
+    "h[i]": lambda m, h: torch.stack([h[i] for i in range(8)]),
 }
 
 
 @pytest.mark.parametrize("name", APART)
-def test_samples_one_by_one_are_an_error_with_the_line_and_the_cause(name: str) -> None:
-    between, op = APART[name]
-    wanted = (
-        rf"^{op}\S* at .*test_peel.py:\d+ needs more .*\n  it is in model, .* are S\(0\)\n  it takes samples one by one"
-    )
+def test_samples_are_taken_one_by_one(name: str) -> None:
+    same_piecewise(layers(APART[name]), batch(), 4)
+
+
+def test_parts_of_several_micro_batches_are_an_error_with_the_line_and_the_cause() -> None:
+    wanted = r"^split\S* at .*test_peel.py:\d+ needs .*\n  it is in model, .* are S\(0\)\n  it takes samples one by one"
     with pytest.raises(SbpError, match=wanted):
-        same_piecewise(layers(between), batch(), 4)
+        same_piecewise(layers(lambda m, h: torch.cat(torch.split(h, [2, 6]))), batch(), 4)
 
 
-@pytest.mark.parametrize("between", [lambda m, h: h + h[7], lambda m, h: torch.stack([h[i] for i in range(8)])])
-def test_a_sample_by_its_number_is_an_addend_and_not_a_value(between: Callable[[Between, Tensor], Tensor]) -> None:
+def test_a_sample_by_its_number_is_an_addend_and_not_a_value() -> None:
     with pytest.raises(SbpError, match=r"\n  select.int at .*test_peel.py:\d+ adds up over these"):
-        same_piecewise(layers(between), batch(), 4)
+        same_piecewise(layers(lambda m, h: h + h[7]), batch(), 4)
 
 
 def test_an_error_of_the_step_itself_stays_what_it_is() -> None:
