@@ -45,6 +45,12 @@ HALVED_KEYS = {  # one part of a key turns with its place, the other comes from 
     "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
 
+PLACE = 3  # the token in whose place a patch of a picture goes
+PICTURE = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 8,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Family:
@@ -57,15 +63,21 @@ class Family:
 
     def batch(self, rows: int = ROWS, length: int = LENGTH) -> dict[str, Tensor]:
         tokens, classes = torch.randint(3, VOCABULARY, (rows, length)), torch.randint(CLASSES, (rows,))
+        if self.auto == PICTURES:
+            tokens = tokens.where(tokens != PLACE, PLACE + 1)
+            tokens[:, 1:5] = PLACE  # for as many patches
+            seen = torch.randn(rows, 3, 16, 16, dtype=torch.float64)
+            return {"input_ids": tokens, "labels": tokens.where(tokens != PLACE, -100), "pixel_values": seen}
         if self.auto == "AutoModelForImageClassification":
             return {"pixel_values": torch.randn(rows, 3, IMAGE, IMAGE, dtype=torch.float64), "labels": classes}
         return {"input_ids": tokens, "labels": classes if "Sequence" in self.auto else tokens}
 
 
-IMAGES, SENTENCES, PAIRS = (
+IMAGES, SENTENCES, PAIRS, PICTURES = (
     "AutoModelForImageClassification",
     "AutoModelForSequenceClassification",
     "AutoModelForSeq2SeqLM",
+    "AutoModelForImageTextToText",
 )
 FAMILIES = {
     **{name: Family() for name in (
@@ -84,6 +96,20 @@ FAMILIES = {
     "olmoe": Family(sizes=EXPERTS),
     "qwen2_moe": Family(sizes={**EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3_moe": Family(sizes=EXPERTS),
+    "glm4_moe": Family(sizes={
+        **EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8,
+    }),
+    "llama4_text": Family(sizes={"num_local_experts": 4, "intermediate_size_mlp": 64, "head_dim": 8}),
+    "phimoe": Family(sizes={"num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "qwen3_next": Family(sizes={
+        **EXPERTS, "shared_expert_intermediate_size": 16, "head_dim": 8, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    }),
+    "llava": Family(PICTURES, {
+        "vision_config": {**PICTURE, "model_type": "clip_vision_model"}, "vision_feature_layer": -1,
+        "text_config": {**SMALL, **ENDS, "model_type": "llama"}, "image_token_id": PLACE,
+    }),
     "bert": Family(SENTENCES),
     "albert": Family(SENTENCES, {"embedding_size": 16}, {"num_hidden_groups": 2}),
     "deberta-v2": Family(SENTENCES, otherwise={"problem_type": "single_label_classification"}),
