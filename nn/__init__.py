@@ -16,6 +16,7 @@ from .composites.axis import Axis, AxisValue
 from .composites.experts import experts, experts_of
 from .composites.registry import composite
 from .eager import functions as _functions
+from .eager_parts.marks import eager
 from .explanations.explanation import CallReport
 from .explanations.graph import Graph
 from .files import joint_file as _joint_file
@@ -61,6 +62,7 @@ __all__ = [
     "cast",
     "compress",
     "composite",
+    "eager",
     "experts",
     "experts_of",
     "flow",

@@ -26,6 +26,7 @@ __all__ = [
     "Logical",
     "LogicalOp",
     "OffloadPlace",
+    "PART",
     "Origin",
     "Round",
     "SavedOffload",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 OffloadPlace: TypeAlias = Literal["cpu", "disk"]
+PART = "eager"  # the namespace of eager parts
 
 
 class SavedOffload(NamedTuple):
@@ -184,6 +186,11 @@ class LogicalOp:
         return Call(self.op, self.args, self.kwargs, ()).draws
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is an eager part, which runs whoever uses what it gives back: it may do more than that."""
+        return self.op.namespace == PART
+
+    @property
     def draws_unread(self) -> bool:
         """Whether it draws, and looks at no value for that."""
         return self.draws and (not self.inputs or "unread" in traits(self.name))
@@ -296,10 +303,10 @@ class Logical:
         )
 
     def pruned(self, more: Iterable[int] = ()) -> "Logical":
-        """Without the ops whose results nobody uses; `more` are values that somebody does."""
+        """Without the ops whose results nobody uses, but for eager parts; `more` are values that somebody does."""
         used, kept = {*self.ends, *more}, []
         for op in reversed(self.ops):
-            if not used.isdisjoint(op.numbers):
+            if op.is_part or not used.isdisjoint(op.numbers):
                 used.update(op.inputs)
                 kept.append(op)
         return replace(self, ops=tuple(kept[::-1]))
@@ -311,7 +318,7 @@ class Logical:
         for op in reversed(self.ops):
             made = [op]
             if used.isdisjoint(op.numbers):
-                made = op.without_values(fakes, fresh) if op.draws else []
+                made = op.without_values(fakes, fresh) if op.draws else [op] if op.is_part else []
             used.update(n for each in made for n in each.inputs)
             kept += reversed(made)
         return replace(self, ops=tuple(kept[::-1]))

@@ -1,6 +1,6 @@
 """Captures: what several plans of one step share, so that a planner that tries many captures once.
 
-A capture looks at what is cast, run again in the backward, and said to flow; how parameters rest comes later. So it is
+A capture looks at what is cast, run again, run eagerly, and said to flow; how parameters rest comes later. So it is
 known by these, and by the placement that factories in the program are told.
 """
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from ...sbp.joint.known_options import KnownOptions
 from ...sbp.logical import Logical
+from ..eager_parts.marks import eager_of
 from ..model.cast import types_of, works_of
 from ..model.flows import flows_of
 from ..model.fp8 import eights_of
@@ -52,4 +53,4 @@ class Captures:
 def _noted(modules: Mapping[str, nn.Module]) -> tuple[Any, ...]:
     """All notes that a capture looks at."""
     said = types_of(modules), works_of(modules), eights_of(modules)
-    return *said, flows_of(modules), recomputed_of(modules)
+    return *said, flows_of(modules), recomputed_of(modules), eager_of(modules)

@@ -17,6 +17,7 @@ from ...placement import Placement
 from ...placement.errors import SbpflowError
 from ...sbp import Layout, SbpLike, layout
 from ...sbp.text import on_all_axes
+from ..eager_parts.marks import EagerForward
 from ..tensors.tensor import GlobalTensor
 from .annotate import KINDS, Hint, hints_of, placement_of
 from .cast import Types, short, types_of
@@ -188,9 +189,9 @@ def _bytes_of(of: Layout | None) -> Any:
 
 
 def _again(module: nn.Module) -> list[str]:
-    """Whether and how it is run again."""
+    """Whether and how it is run again, or runs eagerly."""
     said = vars(module).get("forward")
-    return [str(said)] if isinstance(said, Recomputing) else []
+    return [str(said)] if isinstance(said, Recomputing | EagerForward) else []
 
 
 def _cast(dtype: torch.dtype, types: Types | None) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from ...sbp.state import State
 from .handle import Handle
 from .memory_formats import in_order
 
-__all__ = ["encoded_shards", "everywhere", "explicit", "flat", "own_shards", "shards_as", "to_all", "whole"]
+__all__ = ["encoded_shards", "everywhere", "explicit", "flat", "own_shards", "run_by", "shards_as", "to_all", "whole"]
 
 _explicit = 0
+# Whose processes alone run the code, where that is not all.
+_members: ContextVar[Placement | None] = ContextVar("members", default=None)
 
 
 @contextlib.contextmanager
@@ -171,12 +174,23 @@ def describe(x: Handle) -> str:
     return f"{tuple(x.shape)}  {str(x.dtype).removeprefix('torch.')}  {x._layout.lie} on {x.placement}{made}"
 
 
+@contextlib.contextmanager
+def run_by(members: Placement) -> Iterator[None]:
+    """Inside, no other processes than those of these ranks run the code: a whole value is for them alone."""
+    before = _members.set(members)
+    try:
+        yield
+    finally:
+        _members.reset(before)
+
+
 def everywhere(x: Handle) -> Tensor:
     """The whole value on every process, also on those that own no rank of the placement; for the user to keep."""
-    here = world()
-    there = x.placement
-    if here.rank is not None and here.size != there.size:
-        there = Placement(there.type, tuple(range(here.size or 0)), (here.size or 0,), None)
+    here, there, members = world(), x.placement, _members.get()
+    if here.rank is not None:
+        ranks = tuple(range(here.size or 0)) if members is None else members.flat
+        if len(ranks) != there.size or (members is not None and {*ranks} != {*there.flat}):
+            there = Placement(there.type, ranks, (len(ranks),), None)
     try:
         shards = own_shards(x, flat(x._layout, there).in_order(x._layout.order), "full_tensor")
     except TransportError as error:

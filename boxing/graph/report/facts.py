@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ....sbp.logical import PART
 from ...figures import duration, volume
 from ..blocks import Blocks
 from ..measures import Course, Held
@@ -130,6 +131,15 @@ class GraphFacts:
     def moves(self) -> list[MoveRow]:
         return moves_of(self.graph, self.again, self.account)
 
+    @property
+    def eager(self) -> list[str]:
+        """A line on each part that runs eagerly, whose price nobody knows beforehand."""
+        return [
+            f"{step.origin.module or op_name(step.op)} runs eagerly: its seconds and moves are in none of these figures"
+            for step in self.graph.steps
+            if isinstance(step, Op) and step.op.namespace == PART
+        ]
+
     @cached_property
     def prices(self) -> MovePrices:
         """Those by which pictures tell the same seconds."""
@@ -211,6 +221,7 @@ class GraphFacts:
             },
             "cut": self.cut,
             "idle": list(self.idle),
+            "eager": self.eager,
             "choice": chosen,
             "recomputed": {"ops": self.recomputed[0], "regions": self.recomputed[1]},
             "memory": self.memory

@@ -21,6 +21,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         f"  choice  {facts.solution or 'unknown'}",
         *_memory(facts.memory),
         *([f"  frozen  {facts.frozen}"] if facts.frozen else ()),
+        *(f"  eager   {line}" for line in _few(facts.eager)),
         *(f"  idle    {line}" for line in facts.idle),
     ]
     moves = [
@@ -30,6 +31,10 @@ def summary(facts: GraphFacts) -> Iterator[str]:
     yield from head
     yield from _modules(facts.roles, LINES - len("\n".join([*head, *moves]).splitlines()) - 3)
     yield from moves
+
+
+def _few(lines: Sequence[str]) -> list[str]:
+    return [*lines[:3], *([f"and {len(lines) - 3} more run so"] if len(lines) > 3 else ())]
 
 
 def _memory(memory: MemoryReport | None) -> Iterator[str]:

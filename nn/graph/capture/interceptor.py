@@ -35,7 +35,7 @@ from ...tensors.memory_formats import as_laid
 from .calls.described_card import DescribedCard
 from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
-from .calls.running_stats import statistics
+from .calls.running_stats import NORMS, statistics
 from .calls.strides import STRIDED, strided
 from .tape import Tape
 
@@ -43,7 +43,6 @@ __all__ = ["Known", "Interceptor", "data_dependent", "functional"]
 
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 _DROPS = tuple(getattr(aten, name + suffix).default for name in named("drops") for suffix in ("", "_"))
 _ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
 _ITEM = "x.item(), or a tensor taken for a number,"
@@ -63,6 +62,7 @@ _EIGHTS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 Known = Callable[[Tensor], Tensor | None]
 
 Used = Callable[[Any, Any, Any], tuple[Any, Any]]  # arguments of an op by arguments of an op
+Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]  # at a call
 
 
 def data_dependent(asked: str, line: str, module: str) -> SbpError:
@@ -73,8 +73,17 @@ def data_dependent(asked: str, line: str, module: str) -> SbpError:
     return SbpError(
         f"capture: {asked} needs to know what a tensor holds\n"
         f"  called at {line}{where}; a graph is made once, before there are values\n"
-        f"  choose by torch.where, keep shapes fixed (masks instead of picking){experts}, or do it outside of the graph"
+        f"  choose by torch.where, keep shapes fixed (masks instead of picking){experts}, or run it eagerly between "
+        f"captured parts: {_marked(module)}"
     )
+
+
+def _marked(module: str) -> str:
+    """How to mark what could not be captured."""
+    if not module:
+        return "loss_fn = flow.nn.eager(loss_fn) of the function that does it, or flow.nn.eager(model)"
+    path = "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in module.split("."))
+    return f"flow.nn.eager(model{path}), or in a plan: inside {module} run eager"
 
 
 class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
@@ -99,6 +108,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self.inner: nn.Module | None = None
         self._checks: dict[int, Tensor] = {}  # whether all is true, which only checks of arguments ask
         self._paused = False
+        self._look: Look | None = None
         self.drew = False  # whether anything was drawn while calls were let go by
         self.used: Used | None = None  # what ops take instead of parameters that rest in another type
         self.eights: dict[int, str] = {}  # how modules compute products of 8 bits, by their ids
@@ -111,6 +121,16 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             yield
         finally:
             self._paused = before
+
+    @contextmanager
+    def looked_at(self, look: Look) -> Iterator[None]:
+        """Let calls go by, and `look` at each of them."""
+        before, self._look = self._look, look
+        try:
+            with self.paused():
+                yield
+        finally:
+            self._look = before
 
     def here(self) -> Origin:
         """The place of the program: its module, line, block and region."""
@@ -157,6 +177,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused:
+            if self._look is not None:
+                self._look(func, args, kwargs)
             self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
         self.tape.origin = self.here()
@@ -185,7 +207,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             return args[0]
         if func in _ASKS and id(args[0]) in self._checks:  # torch._check_tensor_all, a distribution's arguments
             return True
-        if func in _NORMS:
+        if func in NORMS:
             args = statistics(self.tape, func, args)
         if func in STRIDED:
             with self:

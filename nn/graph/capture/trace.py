@@ -26,6 +26,7 @@ from ....placement.structure import replaced
 from ....sbp.call import Ref, map_tensors
 from ....sbp.logical import Logical, Loss, Source
 from ...eager.capture import quiet
+from ...eager_parts.marks import parts_by
 from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
@@ -33,6 +34,7 @@ from .caches import ResultWithCaches
 from .calls.described_card import DescribedCard
 from .calls.strides import part_of_memory, started
 from .declared import Declared
+from .eager_calls import EagerCalls
 from .interceptor import Interceptor
 from .kept_tensors import tell_kept
 from .module_state import Constant, ModuleState, fake_like
@@ -171,6 +173,7 @@ class _Tracing:
             stack.enter_context(around(self.asked, self._lost, call, self._own, regions, self._scaled_by))
             stack.enter_context(self.declared.heard())
             stack.enter_context(regions_by(self.watch.run_again))
+            stack.enter_context(parts_by(EagerCalls(self.tape, self.watch, self.inputs, self.held.slots, self.asked)))
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(self.watch)
             stack.enter_context(self.asked)

@@ -4,8 +4,8 @@ The graph does the backward and the optimizer's step itself. Calls that cannot b
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Questions(TorchFunctionMode):
         self.started = started
         self.lost = False  # whether backward() was called
         self.samples_apart = samples_apart
+        self.stand_aside: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, torch is as it was
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _GRAD and self.lost and isinstance(args[0], FakeTensor):
@@ -89,38 +90,49 @@ def around(
     """Until the end, replace `backward()` by `lost(loss, gradient)`, calls of modules by `call(run, module, args,
     kwargs)`, and of functions with their own backward by `own(apply, cls, args)`. `torch.utils.checkpoint` runs its
     function in a `region()`, and `scale` of a GradScaler gives `scaled(scaler, outputs)`."""
-    run, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
-    apply, zero_grad = Function.__dict__["apply"], Optimizer.zero_grad
+    run, apply = nn.Module.__call__, Function.__dict__["apply"]
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             _refuse_backward_hooks(self)
         return call(run, self, args, kwargs)
 
+    ours: list[tuple[Any, str, Any]] = [
+        (nn.Module, "_apply", _unchanged),
+        (nn.Module, "__call__", called),
+        (torch.autograd, "backward", _backward(asked, lost)),
+        (torch.autograd, "grad", _refused_grad),
+        (Function, "apply", _applied(apply, own, region)),
+        (Optimizer, "zero_grad", _nothing),
+        (GradScaler, "scale", lambda scaler, outputs: scaled(scaler, outputs)),
+        *((GradScaler, name, _refused_scaler(name)) for name in _SCALER_STEPS),
+    ]
     hook = register_optimizer_step_pre_hook(_without_parameters)
-    converted = nn.Module._apply
-    nn.Module._apply = _unchanged  # type: ignore[method-assign]
-    nn.Module.__call__ = called  # type: ignore[method-assign]
-    torch.autograd.backward = _backward(asked, lost)
-    torch.autograd.grad = _refused_grad
-    Function.apply = _applied(apply, own, region)  # type: ignore[method-assign]
     undo_around = replace_around(lambda _: _within(region))
-    Optimizer.zero_grad = _nothing  # type: ignore[method-assign]
-    scalers = {name: vars(GradScaler)[name] for name in ("scale", *_SCALER_STEPS)}
-    GradScaler.scale = lambda scaler, outputs: scaled(scaler, outputs)  # type: ignore[method-assign]
-    for name in _SCALER_STEPS:
-        setattr(GradScaler, name, _refused_scaler(name))
+    asked.stand_aside = _putting([(owner, name, vars(owner)[name]) for owner, name, _ in ours])
     try:
-        with packing():
+        with _putting(ours)(), packing():
             yield
     finally:
         hook.remove()
-        nn.Module.__call__, nn.Module._apply = run, converted  # type: ignore[method-assign]
-        torch.autograd.backward, torch.autograd.grad = backward, grad
-        Function.apply, Optimizer.zero_grad = apply, zero_grad  # type: ignore[method-assign]
         undo_around()
-        for name, plain in scalers.items():
-            setattr(GradScaler, name, plain)
+
+
+def _putting(values: Sequence[tuple[Any, str, Any]]) -> Callable[[], AbstractContextManager[None]]:
+    """A context inside of which attributes of classes and modules are these."""
+
+    @contextmanager
+    def put() -> Iterator[None]:
+        before = [(owner, name, vars(owner)[name]) for owner, name, _ in values]
+        try:
+            for owner, name, value in values:
+                setattr(owner, name, value)
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+
+    return put
 
 
 def _refuse_backward_hooks(module: nn.Module) -> None:

@@ -15,6 +15,7 @@ from ....sbp import Layout, State
 from ....sbp.joint.demands import RestPins, SourcePin
 from ....sbp.logical import Logical
 from ....sbp.text import Pin
+from ...eager_parts.marks import eager_of
 from ...model.annotate import KINDS, LayerMoves, checked_hints, checked_rests, chunk_of, hints_of, placement_of
 from ...model.cast import types_of, works_of
 from ...model.compress import compressed_grads, compressed_hops
@@ -124,7 +125,7 @@ def said_of(modules: Mapping[str, nn.Module]) -> tuple[dict[str, Any], ...]:
     said = types_of(modules), works, eights, flows_of(modules), recomputed_of(modules), uses_of(modules)
     offloads = state_offloads(modules), saved_offloads(modules)
     compressed = compressed_grads(modules), compressed_hops(modules)
-    return placement_of(modules), chunk_of(modules), *hints, *said, *offloads, *compressed
+    return placement_of(modules), chunk_of(modules), *hints, *said, eager_of(modules), *offloads, *compressed
 
 
 def pins_of(

@@ -1,6 +1,7 @@
 """The writer: lists the forward and backward of a graph as things to do, the same on all ranks.
 
     run, grad     a segment, forward or backward            draw        random numbers
+    part, part grad  an eager part, forward or backward
     first, second  a backward in two: that of what came in, and that of weights
     seed          a loss's gradient to start with           add         one gradient to another
     box           a move, done at once                      start, wait a move that goes on beside what lies between
@@ -26,8 +27,9 @@ from ....sbp import Layout
 from ..lower.recompute import Recomputed
 from ..lower.registers import LocalRegister, Transfer, values_of
 from ..lower.saved_inputs import read_again
-from ..lower.segments import Draw, Segment, Stage, made_by
+from ..lower.segments import Draw, PartStage, Segment, Stage, made_by
 from .computing import Backward, DrawNumbers, Forward, SeedGradient
+from .eager_parts import PartBackward, RunPart
 from .instruction import Instruction
 from .moves import DecodeHop, EncodeHop, MoveInstruction, MoveNow
 from .overlap import AHEAD
@@ -144,11 +146,12 @@ class Writer:
 
     def forward(self) -> Iterator[Instruction]:
         for number, stage in enumerate(self.stages):
-            if isinstance(stage, Segment):
+            if isinstance(stage, Segment | PartStage):
                 saved = (
                     (LocalRegister("saved", number=number),) if stage.wants and number not in self.regions.of else ()
                 )
-                yield Forward(number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
+                do = Forward if isinstance(stage, Segment) else RunPart
+                yield do(number, values_of(stage.inputs), (*values_of(stage.outputs), *saved))
             elif isinstance(stage, Draw):
                 yield DrawNumbers(number, values_of(stage.inputs), (*values_of(stage.outputs), *self.chance(number)))
             else:
@@ -172,6 +175,11 @@ class Writer:
                 if number in self.regions.of and number not in self.redone:
                     yield from self.recomputed(number, gathered, steps)
                 yield from self.segment(number, stage, gathered, steps)
+            elif isinstance(stage, PartStage) and stage.wants:
+                steps += 1
+                cotangents = map(self.slot, stage.returns)
+                reads = (LocalRegister("saved", number=number), *cotangents)
+                yield PartBackward(number, reads, tuple(map(self.slot, stage.wants)))
             elif isinstance(stage, Box):
                 move = self.backs.get(stage.output.name)
                 if move is not None and LocalRegister("d", move.of) in self.written:
@@ -250,7 +258,7 @@ class Writer:
                 yield Forward(number, tuple(given), (*outputs.values(), *saved))
             elif isinstance(stage, Draw):
                 yield DrawNumbers(number, (*given, *self.chance(number)), tuple(outputs.values()))
-            else:
+            elif isinstance(stage, Box):  # a part is run once
                 pair = self.layouts[stage.source], stage.output.layout
                 yield self.move([pair], given, tuple(outputs.values()), encoder=stage.encoder)
 

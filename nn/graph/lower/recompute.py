@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....boxing.graph.physical import Box, Physical
-from .segments import Draw, Segment, Stage, kept, made_by
+from .segments import Draw, PartStage, Segment, Stage, kept, made_by
 
 __all__ = ["Recomputed", "recomputed"]
 
@@ -53,7 +53,9 @@ def recomputed(
     return Recomputed(of, {region: _runs(stages, of, region) for region in dict.fromkeys(of.values())})
 
 
-def _region(stage: Segment | Draw) -> str:
+def _region(stage: Segment | Draw | PartStage) -> str:
+    if isinstance(stage, PartStage):  # which need not do the same twice
+        return ""
     return (stage.ops[0] if isinstance(stage, Segment) else stage.op).origin.recompute
 
 

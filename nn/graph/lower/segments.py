@@ -4,13 +4,15 @@
           cut where an op needs what was moved after the segment began
     box   a move, before the segment that first needs it, and behind the one that makes what it moves
     draw  an op that draws random numbers, which are those of one device and so are not a rank's own business
+    part  an eager part, which runs on global tensors; numbers that it draws stand in the order of the program too
 
 Equal blocks begin and end segments, so that equal layers give equal segments, which are compiled once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from ....boxing.graph.physical import Box, Op, Physical, vars_in
 from ....placement import Placement
@@ -18,8 +20,9 @@ from ....placement.errors import SbpError
 from ....sbp.call import Call
 from ....sbp.logical import Round, SavedOffload
 from ....sbp.traits import traits
+from ...eager_parts.part import EagerPart
 
-__all__ = ["Draw", "Segment", "Stage", "draws", "kept", "made_by", "segments", "stage_text"]
+__all__ = ["Draw", "PartStage", "Segment", "Stage", "draws", "kept", "made_by", "segments", "stage_text"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,34 @@ class Draw:
         return () if "unread" in traits(Call(self.op.op, (), {}, ()).name) else self.op.inputs
 
 
-Stage: TypeAlias = Segment | Box | Draw
+@dataclass(frozen=True)
+class PartStage:
+    """One eager part, with what a segment has."""
+
+    op: Op
+    returns: tuple[str, ...] = ()
+    wants: tuple[str, ...] = ()
+
+    @property
+    def part(self) -> EagerPart:
+        made: Any = self.op.op
+        assert isinstance(made, EagerPart)
+        return made
+
+    @property
+    def placement(self) -> Placement:
+        return _placement(self.op)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(y.name for y in self.op.outputs)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.op.inputs))
+
+
+Stage: TypeAlias = Segment | Box | Draw | PartStage
 
 
 def made_by(stage: Stage) -> tuple[str, ...]:
@@ -123,6 +153,11 @@ def _runs(graph: Physical, chunk: Mapping[str, int]) -> Iterator[Stage]:
                 yield from ask(stage.inputs)
                 yield stage
             continue
+        if isinstance(step.op, EagerPart):
+            yield from close()
+            yield from ask(step.inputs)
+            yield PartStage(step)
+            continue
         other = ops and _kind(step, chunk) != _kind(ops[0], chunk)
         if other or any(name in late for name in step.inputs):
             yield from close()
@@ -161,26 +196,29 @@ def _with_gradients(graph: Physical, stages: Sequence[Stage]) -> list[Stage]:
                     "  numbers are drawn by an op of their own; write it as x * noise"
                 )
         else:
-            stage = _told(graph, stage, reached)
+            returns, wants = _told(graph, stage, reached)
+            stage = replace(stage, returns=returns, wants=wants)
             reached.update(stage.wants)
         out.append(stage)
     return out[::-1]
 
 
-def _told(graph: Physical, segment: Segment, reached: set[str]) -> Segment:
+def _told(graph: Physical, segment: Segment | PartStage, reached: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     returns = tuple(name for name in segment.outputs if name in reached)
     on = set(returns)
-    for op in reversed(segment.ops):
+    for op in reversed(segment.ops if isinstance(segment, Segment) else (segment.op,)):
         if op.grad and any(y.name in on for y in op.outputs):
             on.update(name for name in op.inputs if graph.values[name].grad)
     wants = tuple(name for name in segment.inputs if name in on)
-    return replace(segment, returns=returns if wants else (), wants=wants)
+    return returns if wants else (), wants
 
 
 def stage_text(stage: Stage) -> str:
     """A segment with its ops, a move, or a draw."""
     if isinstance(stage, Box):
         return f"box {stage.source} -> {stage.output.name}: {stage.output.layout}"
+    if isinstance(stage, PartStage):
+        return f"{stage.op.op}({', '.join(stage.inputs)}) -> {', '.join(stage.outputs)}"
     if isinstance(stage, Draw):
         return f"draw {stage.op.op} -> {', '.join(stage.outputs)}"
     head = f"segment on {stage.placement}: {', '.join(stage.inputs)} -> {', '.join(stage.outputs)}"

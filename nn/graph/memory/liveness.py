@@ -14,7 +14,7 @@ from ..compiler.inside import Estimate, Insides, insides
 from ..instructions.computing import SegmentWork
 from ..instructions.instruction import Instruction, Storages, bytes_on
 from ..lower.localise import Localiser
-from ..lower.segments import Segment, Stage
+from ..lower.segments import PartStage, Segment, Stage
 from ..tasks.straight import schedule
 from .equal_ranks import equal_ranks
 from .resident import Resident
@@ -47,6 +47,11 @@ class RankMemory:
     def of(cls, rank: Storages, gradients: int, most: int, fullest: int) -> "RankMemory":
         """The memory of a rank where so much was there at most beside parameters, while this segment ran."""
         estimates = tuple(made.reason for made in rank.traced.values() if isinstance(made, Estimate))
+        parts = (stage for stage in rank.stages if isinstance(stage, PartStage) and rank.rank in stage.placement)
+        estimates += tuple(
+            f"{of.op.origin.module or of.part.name} runs eagerly, and what it keeps inside is not counted"
+            for of in parts
+        )
         full = rank.stages[fullest] if fullest >= 0 else None
         moment = tuple(y.name for op in full.ops for y in op.outputs) if isinstance(full, Segment) else ()
         host, disk = (rank.most[place] for place in PLACES)

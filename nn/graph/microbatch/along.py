@@ -26,6 +26,7 @@ from ....sbp.joint.options import answer_of
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, Runs, State
 from ....sbp.traits import traits
+from ...eager_parts.part import EagerPart
 from ..choose.decompose import expand
 from .owned_samples import OwnedSamples, refuse_owned
 from .row_facts import RowFacts
@@ -140,6 +141,12 @@ class _Asked:
                 self.sampled.update([n] if self.states[n].split else [])
 
     def put(self, op: LogicalOp) -> None:
+        if isinstance(op.op, EagerPart):
+            raise SbpError(
+                f"the eager part {op.op.name}, called at {op.op.call.place}, runs on a whole batch\n"
+                "  a step in micro-batches has some of it at a time, and nothing tells what it does to each sample\n"
+                "  leave micro_batches= out, or have it captured: flow.nn.eager(module, None) takes the mark back"
+            )
         op = self.of_tensors(op)
         call = self.call(op)
         plain = torch.Tag.nondeterministic_seeded not in op.op.tags

@@ -36,8 +36,8 @@ _regions: Regions | None = None
 
 
 @contextmanager
-def regions_by(regions: Regions) -> Iterator[None]:
-    """Inside, modules that are recomputed are run by `regions`, as where a graph is captured."""
+def regions_by(regions: Regions | None) -> Iterator[None]:
+    """Inside, modules that are recomputed are run by `regions`, as where a graph is captured; None: as without one."""
     global _regions
     before, _regions = _regions, regions
     try:

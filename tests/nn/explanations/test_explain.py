@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, P, S
 from sbpflow.nn import CallReport
+from sbpflow.nn.eager.dispatch import forget
 from sbpflow.sbp import registry
 
 F = nn.functional
@@ -157,7 +158,7 @@ def library() -> Iterator[torch.library.Library]:
         made.impl("scale", lambda x, ws, y=None: torch.empty_like(x), "Meta")
         yield made
         registry.known().pop("explained::scale", None)
-        flow.nn.eager.dispatch.forget()
+        forget()
 
 
 def test_an_op_without_a_rule_gets_the_line_that_serves(library: torch.library.Library) -> None:

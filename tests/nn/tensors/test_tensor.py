@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from sbpflow.nn.eager import dispatch
 from sbpflow.sbp.layout import _interned
 from tests.nn.either import LINE, Maker, X, Y, differs
 
@@ -177,7 +178,7 @@ def test_tensors_in_a_tuple_or_list_of_ones_own_class_go_together_at_every_call(
 
 def test_what_is_remembered_of_shapes_that_come_and_go_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes hold layouts, layouts hold plans; a program of ever new lengths must not fill the memory."""
-    monkeypatch.setattr("sbpflow.nn.eager.dispatch._MOST", 40)
+    monkeypatch.setattr(dispatch, "_MOST", 40)
     p = flow.placement("cpu", range(2))
 
     def rows(lengths: range) -> int:

@@ -13,9 +13,10 @@ from torch import Tensor
 from .....sbp.call import Ref
 from ..tape import Tape
 
-__all__ = ["statistics"]
+__all__ = ["NORMS", "statistics"]
 
 aten = torch.ops.aten
+NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 
 
 def statistics(tape: Tape, op: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from .....boxing.record import following
 from .....placement.structure import replaced
 from .....sbp.logical import LogicalOp, Origin
+from ....eager_parts.part import EagerPart
 from ....model.flows import flow_of
 from ..declared import Declared
 from ..interceptor import Interceptor
@@ -208,6 +209,8 @@ class Repeats:
     ) -> _Traced | None:
         tape = self.tape
         ops = tuple(tape.ops[start:])
+        if any(isinstance(op.op, EagerPart) for op in ops):  # it runs one module's Python, and not another's
+            return None
         mine = [op for at, op in enumerate(ops, start) if not any(m.start <= at < m.end for m in methods)]
         made = {n for op in mine for n in op.numbers}.union(*(m.answer for m in methods))
         place = {n: at for at, n in reversed(list(enumerate(call.numbers)))}

@@ -16,7 +16,10 @@ from .....sbp.call import frozen
 from ....model.reading import begin_forward, end_forward
 from ....model.recompute.recomputation import Recomputing
 
-__all__ = ["ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name", "reader"]
+__all__ = [
+    "ALL", "Number", "Unlike", "attributes_noted", "blocks_of", "of_module", "of_value", "read_name", "reader",
+    "unnoted",
+]  # fmt: skip
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
@@ -32,6 +35,7 @@ _TABLES = (
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # from which all else can be read
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has made
 ALL = "*"
+_unnoted = 0
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
@@ -80,7 +84,9 @@ def attributes_noted(
         get: Any = cls.__getattribute__
 
         def noted(self: Any, name: str) -> Any:
-            if name == "__class__":  # asked by each isinstance that is not so; what a class is, its type says
+            if (
+                _unnoted or name == "__class__"
+            ):  # asked by each isinstance that is not so; what a class is, its type says
                 return get(self, name)
             note(self, name)
             value = get(self, name)
@@ -110,6 +116,17 @@ def attributes_noted(
                 del cls.__getattribute__
             else:
                 cls.__getattribute__ = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Inside, reads of attributes are not noted: what runs there is run anew at each step."""
+    global _unnoted
+    _unnoted += 1
+    try:
+        yield
+    finally:
+        _unnoted -= 1
 
 
 def read_name(name: str) -> str | None:
