@@ -69,6 +69,7 @@ ROWS = """
     kept                    scaled_dot_product_attention*
     addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*
     along                   softmax.int _softmax log_softmax.int _log_softmax logsumexp var.correction std.correction
+    along                   group_norm
     drops                   dropout* alpha_dropout* feature_dropout* feature_alpha_dropout*
     unfaked                 _grouped_mm*
 """

@@ -136,7 +136,8 @@ class _Insertion:
 
     def _spread(self, scope: _Scope, op: LogicalOp, chosen: Spread, there: Placement) -> None:
         inside = chosen.inside
-        names = {0: self.wanted(scope, op.inputs[0], chosen.lie, there, op.origin)}
+        comes = enumerate(zip(op.inputs, chosen.lies, strict=True))
+        names = {n: self.wanted(scope, number, lie, there, op.origin) for n, (number, lie) in comes}
         kind = op.op._schema.name.rpartition("::")[2]
         base = f"{op.origin.module}." if op.origin.module else ""
         inner = _Scope(inside, names, f"{base}{kind}.", op.origin)

@@ -264,6 +264,34 @@ def batch_norm(
     return out if bias is None else out + bias.view(shape)
 
 
+def _within_samples(call: Call) -> bool:
+    """Whether samples themselves are in pieces: their channels, or places of their images."""
+    return bool(call.states) and call.inputs[0].numel() > 0 and any(call.states[0].dims[1:])
+
+
+@formula("group_norm", when=_within_samples)
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """Each group of channels of a sample has its mean and its variance: two sums of one number a group."""
+    groups = x.reshape(len(x), num_groups, -1, *x.shape[2:])
+    over, shape = list(range(2, groups.ndim)), [1, num_groups, -1] + [1] * (x.ndim - 2)
+    mean = groups.mean(over, keepdim=True)
+    off = groups - mean
+    scale = ((off * off).mean(over, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight.view(shape)
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + bias.view(shape)
+    return torch.addcmul(shift, groups, scale).flatten(1, 2)
+
+
 def _class_dim(x: Tensor) -> int:
     return 0 if x.ndim == 1 else 1
 

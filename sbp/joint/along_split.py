@@ -1,6 +1,8 @@
 """Ops along a split dim: taken apart into a formula, each op of which takes the option that is cheapest there.
 
-A softmax over split classes is a maximum and a sum of one number a row, which move, and the rest, which does not.
+A softmax over split classes is a maximum and a sum of one number a row, which move, and the rest, which does not. The
+group norm of an image in pieces is two sums of one number a group. What else a formula takes, such as a norm's weight,
+comes whole.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,32 +23,37 @@ __all__ = ["Spread", "cheapest", "spreads"]
 
 
 class Spread(NamedTuple):
-    """The cheapest run of a formula: how its tensor comes in, the option of each op, its seconds, and those `moving`
+    """The cheapest run of a formula: how its tensors come in, the option of each op, its seconds, and those `moving`
     tensors."""
 
     inside: Logical
-    lie: Lie
+    lies: tuple[Lie, ...]
     chosen: tuple[Option, ...]
     seconds: float
     moving: float
 
 
 def spreads(
-    call: Call, inside: Logical, known: Collection[State], reach: Reach, links: Links, device: Device
+    call: Call, inside: Logical, known: Collection[State], reach: Sequence[Reach], links: Links, device: Device
 ) -> Iterator[tuple[Option, Spread]]:
-    """The options of a call in which its tensor comes in states that the op's own rule does not take."""
+    """The options of a call in which its first tensor comes in states that the op's own rule does not take."""
     axes = [a for a, n in enumerate(call.sizes) if n > 1]
-    for state in reach.states:
+    for state in reach[0].states:
         plain = all(f >= 0 for factors in state.dims for f in factors)
         if state in known or not plain or not state.split:
             continue
         free = [a for a in axes if a not in state.split]
-        for count in range(len(free) + 1 if reach.grad else 1):
+        cut = tuple(sorted(state.split))  # each rank has the addend of its piece to the gradient of what is whole
+        whole = [
+            Lie(State(((),) * x.ndim), cut if each.grad else ())
+            for x, each in zip(call.inputs[1:], reach[1:], strict=True)
+        ]
+        for count in range(len(free) + 1 if reach[0].grad else 1):
             for grads in combinations(free, count):
-                lie = Lie(state, grads)
-                found, lies = cheapest(inside, [lie], links, device)
-                outputs = tuple(lies[n] for n in refs_in(inside.result))
-                yield Option((lie,), outputs, 1), found
+                lies = Lie(state, grads), *whole
+                found, made = cheapest(inside, lies, links, device)
+                outputs = tuple(made[n] for n in refs_in(inside.result))
+                yield Option(lies, outputs, 1), found
 
 
 def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Device) -> tuple[Spread, dict[int, Lie]]:
@@ -79,7 +86,7 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
         total += costs[best]
         moving += moves[best]
         lies.update(zip(op.numbers, found[best].outputs, strict=True))
-    return Spread(inside, sources[0], tuple(chosen), total, moving), lies
+    return Spread(inside, tuple(sources), tuple(chosen), total, moving), lies
 
 
 def _order(costs: Sequence[float], found: Sequence[Option], have: Sequence[Lie]) -> Callable[[int], tuple[float, ...]]:

@@ -265,7 +265,7 @@ class _Formulation:
         inside = self.parts(op)
         if inside is not None:
             taken = {o.inputs[0].state for o in found}
-            for option, how in spreads(call, inside, taken, reach[0], self.links(there), device):
+            for option, how in spreads(call, inside, taken, reach, self.links(there), device):
                 apart[len(found)] = how
                 found.append(option)
                 cost.append(how.seconds)

@@ -162,16 +162,19 @@ def _of_each_row(x: Tensor, indices: Sequence[Tensor]) -> Tensor:
     return picked.view(*places.shape, *rest)
 
 
-def formula_of(op: LogicalOp, call: Call) -> Logical | None:
-    """The formula of an op along a dim that is split, as a graph; None if it has none."""
-    if "along" not in traits(call.name) or len(call.inputs) != 1 or not call.inputs[0].numel():
+def formula_of(op: LogicalOp, call: Call, wants: Sequence[bool]) -> Logical | None:
+    """The formula of an op along a dim that is split, as a graph; None if it has none. `wants` says which inputs
+    gradients flow back to."""
+    if "along" not in traits(call.name) or not call.inputs[0].numel():
         return None
     function = formulas.formula_named(call.name)
     seen = _captured(function, call, op)
     if seen is None:
         return None
     ops = tuple(part_of(op, part) for part in seen.ops)
-    return replace(seen, sources=(Source("x", "input", call.inputs[0], requires_grad=op.grad),), ops=ops)
+    given = zip(call.inputs, wants, strict=True)
+    sources = tuple(Source(f"x{n}", "input", x, requires_grad=op.grad and grad) for n, (x, grad) in enumerate(given))
+    return replace(seen, sources=sources, ops=ops)
 
 
 def _captured(function: Callable[..., Any], call: Call, op: LogicalOp) -> Logical | None:

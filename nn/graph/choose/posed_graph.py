@@ -129,7 +129,9 @@ class _Formulas:
         if op.fixed is not None:
             return None
         call = self.logical.call(op)
-        key = (op.op, tuple((tuple(x.shape), x.dtype) for x in call.inputs), str(op.args), str(op.kwargs), op.grad)
+        wants = tuple(n in self.logical.wants_grad for n in op.inputs)
+        shapes = tuple((tuple(x.shape), x.dtype) for x in call.inputs)
+        key = op.op, shapes, str(op.args), str(op.kwargs), op.grad, wants
         if key not in self.known:
-            self.known[key] = formula_of(op, call)
+            self.known[key] = formula_of(op, call, wants)
         return self.known[key]

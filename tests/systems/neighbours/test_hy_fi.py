@@ -57,6 +57,28 @@ def test_a_convolution_of_split_rows_sends_half_a_kernel_of_rows_a_side(kernel: 
     torch.testing.assert_close(weights.grad.full_tensor(), plain[1].grad)
 
 
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("sbp", [S(1), S(2), S(3)], ids=str)
+def test_group_norm_of_split_images_adds_up_numbers_of_groups(sbp: Any, affine: bool) -> None:
+    x, more = torch.randn(2, 8, 9, 5), [torch.randn(8), torch.randn(8)] if affine else []
+    given: list[Any] = [
+        flow.tensor(x, placement=HEIGHT, sbp=sbp),
+        *(flow.tensor(w, placement=HEIGHT, sbp=B) for w in more),
+    ]
+    plain = [x.clone(), *(w.clone() for w in more)]
+    for each in (*given, *plain):
+        each.requires_grad_()
+    with flow.record() as moves:
+        found: Any = F.group_norm(given[0], 4, *given[1:])
+        found.pow(3).sum().backward()
+    weight, bias = plain[1:] or (None, None)
+    F.group_norm(plain[0], 4, weight, bias).pow(3).sum().backward()  # type: ignore[no-untyped-call]
+    assert found.sbp == (sbp,)
+    for mine, want in zip(given, plain, strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), want.grad)
+    assert all(move.bytes <= 4 * 2 * 8 * 8 for move in moves)  # a number for each channel of a sample, at most
+
+
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
 def test_a_residual_network_trains_on_rows_in_pieces(eager: bool) -> None:
     batches = [(torch.randn(2, 3, 64, 16), torch.randint(5, (2,))) for _ in range(3)]
