@@ -38,13 +38,22 @@ def looks(func: Any, args: Sequence[Any]) -> bool:
     return name_of(func) in _LOOKS and bool(args) and isinstance(args[0], GlobalTensor)
 
 
-def adopt(func: Any, t: Tensor, where: Any, *, only_looks: bool = False) -> GlobalTensor:
-    """A tensor as one of this placement: a plain one counts as B, a single number comes over."""
+# Calls that take sizes, which a program may have computed: there a plain tensor of one whole number is a number.
+_SIZED = {
+    "as_strided", "expand", "narrow", "new_empty", "new_full", "new_ones", "new_zeros", "repeat", "reshape",
+    "unflatten", "view",
+}  # fmt: skip
+
+
+def adopt(func: Any, t: Tensor, where: Any, *, only_looks: bool = False) -> GlobalTensor | int:
+    """A tensor as one of this placement: a plain one counts as B, a single number comes over. A size is a number."""
     if isinstance(t, GlobalTensor):
         if t.placement is where:
             return t
         there = flat(t._layout, where)
         return wrap(shards_as(t, there, name_of(func), implicit=True), there)
+    if not t.ndim and name_of(func) in _SIZED and not t.is_floating_point():
+        return int(t)
     if only_looks:
         t = t.detach()
     if t.requires_grad and torch.is_grad_enabled():
