@@ -8,7 +8,7 @@ arguments               tensors of a call by path, and what a step is made anew 
 declared                factories with a placement, and `to_global`, inside of a step
 caches, results         caches of transformers among arguments, taken apart; what a step returns and makes of caches
 repeats                 one of layers that are alike is traced, and stands for the others
-eager_calls             modules and functions that run eagerly, each call an op
+eager_calls             modules and functions that run eagerly, each call an op; eager_trial learns what one gives back
 own_backward, packed    autograd Functions, packed sequences
 calls                   single ops: what norms write, what a recomputed region keeps, what torch itself says of a call
 """

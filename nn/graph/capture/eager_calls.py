@@ -17,7 +17,7 @@ from ...eager_parts.marks import EagerMark
 from ...eager_parts.part import EagerPart, Made, PartCall, PartTensor
 from ...model.recompute.recomputation import regions_by
 from ...tensors.tensor import GlobalTensor
-from .calls.eager_trial import Learnt, PartTrial
+from .eager_trial import Learnt, PartTrial
 from .interceptor import Interceptor
 from .module_state import HeldTensor
 from .repeats.layer_reuse import like

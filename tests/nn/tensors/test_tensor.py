@@ -195,6 +195,6 @@ def test_what_is_remembered_of_shapes_that_come_and_go_has_a_bound(monkeypatch: 
 
 def test_a_size_may_be_a_plain_tensor_of_one_number() -> None:
     x = flow.tensor(torch.arange(24.0).reshape(4, 6), placement=flow.placement("cpu", range(2)), sbp=S(0))
-    half = torch.div(6, 2, rounding_mode="trunc")
+    half: Any = torch.div(6, 2, rounding_mode="trunc")
     assert x.view(4, half, 2).shape == x.reshape(4, half, -1).shape == (4, 3, 2)
     assert x.new_full((2, half), 7.0).shape == (2, 3)

@@ -1,6 +1,5 @@
 """Single calls of ops, seen at the moment that they are captured.
 
-eager_trial     what an eager part gives back, learnt by a run
 real_call       torch's own answer to a call, from its kernels, where fakes answer otherwise
 strides         places in one device's memory
 running_stats   what norms write beside their result

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-from .....placement.errors import SbpError
-from .....placement.structure import replaced
-from .....sbp.call import Call, tensors_in
-from ....eager.capture import quiet
-from ....eager_parts.held import HeldTensors
-from ....eager_parts.marks import EagerMark, parts_by
-from ....eager_parts.part import PartTensor, leaves_of
-from ..repeats.likeness import unnoted
-from ..surroundings.containers import Containers
-from ..surroundings.settings import Settings
-from .running_stats import NORMS
+from ....placement.errors import SbpError
+from ....placement.structure import replaced
+from ....sbp.call import Call, tensors_in
+from ...eager.capture import quiet
+from ...eager_parts.held import HeldTensors
+from ...eager_parts.marks import EagerMark, parts_by
+from ...eager_parts.part import PartTensor, leaves_of
+from .calls.running_stats import NORMS
+from .repeats.likeness import unnoted
+from .surroundings.containers import Containers
+from .surroundings.settings import Settings
 
 __all__ = ["Learnt", "PartTrial"]
 
