@@ -298,7 +298,8 @@ def words_of(each: Any) -> Callable[[int], Given]:
 def one_by_one(z: Tensor, x: Tensor) -> Tensor:
     """Each sample with an argument's part and a number of its own, and some of it dropped."""
     rows = zip(z, x.cumsum(0), torch.arange(len(x)), strict=True)
-    return torch.stack([F.dropout(row.softmax(0) + more, 0.5) * n for row, more, n in rows])
+    each = [F.dropout(row.softmax(0) + more, 0.5) * n * (x * 2)[at] for at, (row, more, n) in enumerate(rows)]
+    return torch.stack(each)
 
 
 def balanced(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
