@@ -55,11 +55,13 @@ PICTURE = {
 @dataclass(frozen=True)
 class Family:
     """How a model is made: what transformers loads it by, and what its config says besides `SMALL`. Where it is
-    refused, `otherwise` is what to say in its config so that it is not."""
+    refused, `otherwise` is what to say in its config so that it is not. `eagerly` has the modules that a graph runs
+    eagerly, and why."""
 
     auto: str = "AutoModelForCausalLM"
     sizes: dict[str, Any] = field(default_factory=dict)
     otherwise: dict[str, Any] = field(default_factory=dict)
+    eagerly: tuple[str, str] | None = None
 
     def batch(self, rows: int = ROWS, length: int = LENGTH) -> dict[str, Tensor]:
         tokens, classes = torch.randint(3, VOCABULARY, (rows, length)), torch.randint(CLASSES, (rows,))
@@ -112,7 +114,11 @@ FAMILIES = {
     }),
     "bert": Family(SENTENCES),
     "albert": Family(SENTENCES, {"embedding_size": 16}, {"num_hidden_groups": 2}),
-    "deberta-v2": Family(SENTENCES, otherwise={"problem_type": "single_label_classification"}),
+    "deberta-v2": Family(
+        SENTENCES,
+        otherwise={"problem_type": "single_label_classification"},
+        eagerly=("", "the forward of the whole model picks the samples that have a label by `nonzero`"),
+    ),
     "distilbert": Family(SENTENCES, {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}),
     "electra": Family(SENTENCES, {"embedding_size": 16}),
     "roberta": Family(SENTENCES),
@@ -199,6 +205,8 @@ def outcome(name: str, way: str, *, otherwise: bool = False) -> str:
     model = made(name, otherwise=otherwise).train(way != "pipeline")  # whose dropout is drawn by micro-batch
     batches = [FAMILIES[name].batch() for _ in range(STEPS)]
     one = copy.deepcopy(model)
+    if way == "graph" and FAMILIES[name].eagerly and not otherwise:
+        flow.nn.eager(model.get_submodule(FAMILIES[name].eagerly[0]))  # type: ignore[index]
     wanted = losses_of(plain(one), batches)
     try:
         losses = losses_of(WAYS[way](model), batches)
@@ -280,6 +288,11 @@ def page(found: dict[tuple[str, str], str]) -> str:
     lines = ["", "In all four ways these are right:", ""]
     for name, family in FAMILIES.items():
         lines += [f"- {name} with `{key}={value!r}` in its config" for key, value in family.otherwise.items()]
+    lines += ["", "In graphs these are marked, so that they [run eagerly](graphs.md#eager-parts):", ""]
+    for name, family in FAMILIES.items():
+        if family.eagerly:
+            path, why = family.eagerly
+            lines.append(f"- {name}: `flow.nn.eager(model{path and f'.{path}'})`, because {why}")
     top = TOP.format(count=len(FAMILIES), version=hub.__version__, steps=STEPS)
     return top + rows_of(found, FAMILIES, WAYS) + "\n".join(lines) + "\n" + OTHERS
 
