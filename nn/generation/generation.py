@@ -72,7 +72,16 @@ class _StepForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if building() or torch.is_grad_enabled():
             return self.own(*args, **kwargs)
-        return mapped(self.step(*args, **kwargs), GlobalTensor, GlobalTensor.full_tensor)
+        result = self.step(*args, **kwargs)
+        if isinstance(result, dict):  # as those of transformers are, which take long to be made anew
+            for name, value in result.items():
+                result[name] = _plain(value)
+            return result
+        return _plain(result)
+
+
+def _plain(value: Any) -> Any:
+    return mapped(value, GlobalTensor, GlobalTensor.full_tensor)
 
 
 def generation(step: CompiledGraph[Any, ..., Any], *, max_length: int | None = None) -> Generation:

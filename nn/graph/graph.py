@@ -16,7 +16,7 @@ from ..eager.refusals import run_untraced
 from ..model.slots import slots
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import StepCall, key_of, own_parameters, parameter_names
-from .capture.caches import opened
+from .capture.caches import are_plain, opened
 from .capture.packed import padded
 from .captures import Captures
 from .launches import landed
@@ -117,6 +117,8 @@ class StepGraph(PlannedViews):
 
     def _taken(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Arguments as a step takes them."""
+        if are_plain(args, kwargs):
+            return opened(args, kwargs)
         args, kwargs = opened(padded(args), padded(kwargs))
         return own_parameters(args, kwargs, self._modules, owner_of)
 

@@ -37,7 +37,7 @@ from ..model.cast import in_half
 from ..model.compress import compressed_grads, compressed_hops
 from ..model.fp8 import refuse_eights
 from ..model.inside import uses_of
-from .capture.arguments import StepCall, flat, input_flows
+from .capture.arguments import StepCall, cache_flows, flat, input_flows
 from .capture.trace import SCALER, Constants, trace
 from .choose.choose import Choosing, Decided, decide, taken_apart
 from .choose.composed import check_uses, composed
@@ -113,7 +113,8 @@ class Passes:
         move: ModelMove | None = None,
     ) -> None:
         self.modules, self.options, self.name = dict(modules), options, str(options.name)
-        self.flows, self.move = input_flows(options.flows, call.inputs, call.names, self.name), move
+        self.flows = input_flows(options.flows, call.inputs, call.names, self.name, call.caches)
+        self.cached, self.move = frozenset(filter(call.is_cached, call.inputs)), move
         self.learns, self.states = bool(optimizers), states_of(optimizers)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
@@ -139,6 +140,7 @@ class Passes:
         reach, lacked = around(owner, self.modules), set[tuple[int, str]]()
         owners = [] if owner is None else [type(owner)]
         with reading(self.names, nn.Module, *owners, roots=reach.objects, lacked=lacked):
+            cache_flows(self.options.flows, call)
             given = flat(call.build, call.args, call.kwargs)
             try:
                 logical, constants = trace(
@@ -228,7 +230,9 @@ class Passes:
         self, inputs: Mapping[str, Tensor], kept: Mapping[str, Layout], places: Mapping[str, Placement]
     ) -> dict[str, SourcePin]:
         """How sources must lie that are at such places."""
-        pins = pins_of(self.modules, inputs, places, free=self.free) | input_pins(self.flows, inputs, places)
+        pins = pins_of(self.modules, inputs, places, free=self.free) | input_pins(
+            self.flows, inputs, places, self.cached
+        )
         return pins | {name: of.state for name, of in kept.items()}
 
     def encoded(self, graph: Physical) -> Physical:

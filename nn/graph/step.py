@@ -67,7 +67,7 @@ class StraightRunner:
 
         def put(var: Var) -> GlobalTensor:
             of, rows = self.results[var.name]
-            found = trimmed(done.values[var.name])
+            found = done.values[var.name] if of.shape else trimmed(done.values[var.name])
             return wrap(tuple([x if rows and x.is_contiguous() else in_order(x, of) for x in found]), of)
 
         return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))

@@ -14,7 +14,7 @@ from ..call import Call, Match, Piece, Rewritten
 from ..rule import register
 from .labels import aligned, broadcast, labelled
 
-__all__ = ["indexed", "own", "picked", "places"]
+__all__ = ["held", "indexed", "own", "picked", "places"]
 
 
 def own(index: Tensor, lo: int, hi: int, size: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def own(index: Tensor, lo: int, hi: int, size: int) -> tuple[Tensor, Tensor]:
     return torch.where(inside, index - lo, torch.where(known, 0, hi - lo)), inside
 
 
-def _held(piece: Piece, at: int, dim: int) -> tuple[int, int]:
+def held(piece: Piece, at: int, dim: int) -> tuple[int, int]:
     """Where a rank's piece of a dim lies; ranks of these rules hold one range, or nothing."""
     spans = piece.spans(at, dim)
     return spans[0] if spans else (0, 0)
@@ -55,7 +55,7 @@ def embedding(call: Call) -> Match | None:
     def rewrite(
         piece: Piece, weight: Tensor, indices: Tensor, padding_idx: int = -1, *rest: bool, **more: bool
     ) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-        lo, hi = _held(piece, 0, 0)
+        lo, hi = held(piece, 0, 0)
         if hi - lo == words:
             return torch.embedding, (weight, indices, padding_idx)
         return _own_words, (weight, indices, lo, hi, words, padding_idx - lo if lo <= padding_idx < hi else -1)
@@ -85,7 +85,7 @@ def index_select(call: Call) -> Match:
     labels = ["read" if d == dim and _is_summable(x) else None if d == dim else d for d in labels]
 
     def local(piece: Piece, x: Tensor, dim: int, index: Tensor) -> Tensor:
-        lo, hi = _held(piece, 0, dim)
+        lo, hi = held(piece, 0, dim)
         if hi - lo == call.inputs[0].shape[dim]:
             return x.index_select(dim, index)
         at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
@@ -112,7 +112,7 @@ def gather(call: Call) -> Match | None:
 
     def local(piece: Piece, x: Tensor, dim: int, index: Tensor, **more: bool) -> Tensor:
         # Elements of a dim that stays whole in a smaller index need no mask: positions are the same everywhere.
-        lo, hi = _held(piece, 0, dim)
+        lo, hi = held(piece, 0, dim)
         if hi - lo == call.inputs[0].shape[dim]:
             return x.gather(dim, index)
         at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
@@ -173,7 +173,7 @@ def _index_own(piece: Piece, x: Tensor, indices: Sequence[Tensor | None]) -> Ten
         index = mine[d]
         assert index is not None
         ndim = max(ndim, index.dim())
-        lo, hi = _held(piece, 0, d)
+        lo, hi = held(piece, 0, d)
         if hi - lo < whole[d]:
             mine[d], fits = own(torch.where(index < 0, index + whole[d], index), lo, hi, whole[d])
             inside = fits if inside is None else inside & fits

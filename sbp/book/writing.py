@@ -1,7 +1,8 @@
 """Writing by index: index_put, index_add, scatter and their forms in place.
 
 Dims that are not written to pass. What is *added* by index may be split, since each rank adds its share to an addend of
-the tensor. What *replaces* may not, as the last of two that write to one place wins.
+the tensor. What *replaces* may not, as the last of two that write to one place wins; whole, it may go into a tensor
+that is split there.
 """
 
 from collections.abc import Hashable, Sequence
@@ -9,9 +10,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from ..call import Call, Match
+from ..call import Call, Match, Piece
 from ..rule import register
-from .indexing import indexed, picked, places
+from .indexing import held, indexed, own, picked, places
 from .labels import aligned, labelled
 
 __all__: list[str] = []
@@ -46,7 +47,31 @@ def _written_shape(x: Tensor, indices: Sequence[Tensor | None]) -> torch.Size:
     return torch.ops.aten.index.Tensor(torch.empty(x.shape, device="meta"), metas).shape  # type: ignore[no-any-return]
 
 
-@register("index_add", "index_add_", "index_copy", "index_copy_")
+@register("index_copy")
+def index_copy(call: Call) -> Match:
+    """A rank writes the rows that are its own: each knows all that is written, and in which order."""
+    x, source = call.inputs[0], call.bound["source"]
+    dim = call.bound["dim"] % max(x.dim(), 1)
+    labels: list[Hashable] = ["line" if d == dim else d for d in range(x.dim())]
+    rows = [None if label == "line" else label for label in labels][: source.dim()]
+
+    def local(piece: Piece, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        lo, hi = held(piece, 0, dim)
+        size = call.inputs[0].shape[dim]
+        if hi - lo == size:
+            return x.index_copy(dim, index, source)
+        at, inside = own(index, lo, hi, size)
+        more = x.new_zeros([1 if d == dim % x.dim() else n for d, n in enumerate(x.shape)])  # for all that is not here
+        at = torch.where(inside, at, torch.where(at == hi - lo, hi - lo + 1, hi - lo))
+        return torch.cat([x, more], dim).index_copy(dim, at, source).narrow(dim, 0, hi - lo)
+
+    if x.dim() == 0:
+        return index_add(call)
+    inputs: list[list[Hashable]] = [labels, [None] * call.bound["index"].dim(), rows]
+    return labelled(call, inputs, [labels], linear=[(0, 2)], local=local, reads=["line"])
+
+
+@register("index_add", "index_add_", "index_copy_")
 def index_add(call: Call) -> Match:
     x, dim = call.inputs[0], call.bound["dim"] % max(call.inputs[0].dim(), 1)
     labels: list[Hashable] = [None if d == dim else d for d in range(x.dim())]

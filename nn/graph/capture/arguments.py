@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ....boxing import box
 from ....placement.errors import SbpError
-from ....placement.structure import parts, replaced, walk
+from ....placement.structure import ATOMS, parts, replaced, walk
 from ....placement.world import device, owned
 from ....sbp import Layout
 from ....sbp.call import frozen
@@ -31,6 +31,7 @@ from .packed import repacked, unpacked
 __all__ = [
     "StepCall",
     "WrittenArguments",
+    "cache_flows",
     "cutter",
     "flat",
     "input_flows",
@@ -48,7 +49,9 @@ def tensors_by_path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     for name, value in (*zip(map(str, range(len(args))), args, strict=True), *kwargs.items()):
         if type(value) is Tensor:  # most are: one call less
             found[name] = value
-        else:
+        elif type(value) is CacheArgument:
+            found.update({f"{name}.{path}": x for path, x in value.items()})
+        elif type(value) not in ATOMS:
             found.update({".".join(map(str, keys)): x for keys, x in walk(value, Tensor, (name,))})
     return found
 
@@ -66,6 +69,16 @@ class StepCall:
     def inputs(self) -> dict[str, Tensor]:
         """The tensors in the arguments by their paths."""
         return tensors_by_path(self.args, self.kwargs)
+
+    @cached_property
+    def caches(self) -> dict[str, CacheArgument]:
+        """The caches among the arguments by their paths."""
+        given = (*((str(at), x) for at, x in enumerate(self.args)), *self.kwargs.items())
+        return {path: x for path, x in given if isinstance(x, CacheArgument)}
+
+    def is_cached(self, path: str) -> bool:
+        """Whether a tensor is a cache's."""
+        return any(path.startswith(f"{name}.") for name in self.caches)
 
 
 class OwnParameter:
@@ -143,17 +156,43 @@ def _parts(title: str) -> Iterator[str]:
     yield from (f".{part}" for part in more)
 
 
+def cache_flows(said: Mapping[str, Pin], call: StepCall) -> None:
+    """Have caches among the arguments know the pins of tensors that a step adds to them."""
+
+    def pins(title: str) -> Callable[[str, Tensor], Pin | None]:
+        def pin(path: str, x: Tensor) -> Pin | None:
+            around = list(accumulate(_parts(f"{title}.{path}")))
+            fits = [
+                pin
+                for name, pin in said.items()
+                if (name in around or met(name, around)) and all(-x.ndim <= d < x.ndim for d in pin.dims)
+            ]
+            return fits[-1] if fits else None
+
+        return pin
+
+    for path, cache in call.caches.items():
+        cache.pins = pins(input_titles([path], call.names).get(path, path))
+
+
 def input_flows(
-    said: Mapping[str, Pin], inputs: Mapping[str, Tensor], names: Sequence[str], graph: str
+    said: Mapping[str, Pin],
+    inputs: Mapping[str, Tensor],
+    names: Sequence[str],
+    graph: str,
+    caches: Iterable[str] = (),
 ) -> dict[str, Pin]:
     """The pins of tensors in arguments, by path. A pin of an argument with several tensors holds for those that have
-    its dims. A name may be a pattern: `*` is all of them."""
+    its dims. A name may be a pattern: `*` is all of them. One of `caches` may have no such tensor yet."""
     titles = {path: path for path in inputs} | input_titles(inputs, names)
+    held = [input_titles([path], names).get(path, path) for path in caches]
     found: dict[str, Pin] = {}
     for name, pin in said.items():
         named = {*met(name, list(titles.values())), name}
         inside = [p for p, title in titles.items() if p == name or not named.isdisjoint(accumulate(_parts(title)))]
         fits = [path for path in inside if all(-inputs[path].ndim <= d < inputs[path].ndim for d in pin.dims)]
+        if not fits and any(name == path or name.startswith(f"{path}.") or met(name, [path]) for path in held):
+            continue
         if not inside:
             like = get_close_matches(name, titles.values(), 1)
             meant = f"did you mean {like[0]}?" if like else "say it of one of these"
@@ -230,6 +269,8 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
     def cut(value: Tensor) -> tuple[Tensor, ...]:
         if isinstance(value, GlobalTensor):
+            if value._layout is layout and not value.requires_grad:  # what a step before has left
+                return value._shards
             with torch.no_grad():
                 return tuple(shard.detach() for shard in shards_as(value, layout, "input"))
         if value.device.type == "meta":

@@ -19,9 +19,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from ....placement.errors import SbpError
-from ....placement.structure import mapped, part_at, walk
+from ....placement.structure import ATOMS, mapped, part_at
 from ....sbp.call import frozen
 from ....sbp.layout import memory_gaps, memory_order
+from ....sbp.text import Pin
 from ...tensors.tensor import GlobalTensor
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "CacheStandIn",
     "GivenCache",
     "ResultWithCaches",
+    "are_plain",
     "cache_parts",
     "copied_by",
     "joined_path",
@@ -55,12 +57,14 @@ class CacheForm:
 class CacheArgument(dict[str, Tensor]):
     """A cache as a step takes it: its tensors by path, beside the form and the cache itself.
 
-    `counters` has the numbers of tokens that a stand-in holds in the place of the cache's own, by path.
+    `counters` has the numbers of tokens that a stand-in holds in the place of the cache's own, by path. `pins` says how
+    a tensor is to lie that the step puts at a path.
     """
 
     cache: Any
     form: CacheForm
     counters: Mapping[str, int]
+    pins: Callable[[str, Tensor], Pin | None] | None = None
 
     @property
     def key(self) -> Hashable:
@@ -91,6 +95,15 @@ class ResultWithCaches:
     caches: Sequence[CacheStandIn]
 
 
+def are_plain(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether arguments are tensors, atoms and caches alone, in which nothing else has to be looked for."""
+    kinds = {type(x) for x in (*args, *kwargs.values())} - _PLAIN
+    return all(issubclass(kind, _kinds().caches) for kind in kinds)
+
+
+_PLAIN = frozenset({*ATOMS, Tensor, GlobalTensor})
+
+
 def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """The arguments of a step with caches taken apart."""
     kinds = _kinds().caches
@@ -106,12 +119,13 @@ def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def with_stand_ins(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The result of a function, called with stand-ins for the caches among its arguments."""
-    arguments = [x for _, x in walk((args, kwargs), CacheArgument)]
+    arguments = [x for x in (*args, *kwargs.values()) if isinstance(x, CacheArgument)]
     if not arguments:
         return function(*args, **kwargs)
     made = [CacheStandIn(each, _stand_in(each)) for each in arguments]
     known = {id(each.argument): each.cache for each in made}
-    given, named = mapped((tuple(args), dict(kwargs)), CacheArgument, lambda x: known[id(x)])
+    given = [known.get(id(x), x) for x in args]
+    named = {name: known.get(id(x), x) for name, x in kwargs.items()}
     counting = [_layer(each.cache, path) for each in made for path in each.argument.counters]
     for layer in counting:
         vars(layer).update(get_seq_length=_refuse_length, get_mask_sizes=_refuse_length)
@@ -283,11 +297,12 @@ def _memory(x: Tensor) -> tuple[Any, Any]:
 def _tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """How many tokens come, if their mask says already what they see; None if it is to be made of the cache."""
     masks = [kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
-    if not any(isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4) for mask in masks):
+    if not any(mask.ndim == 4 if isinstance(mask, Tensor) else isinstance(mask, dict) for mask in masks):
         return None
-    given: Iterable[Any] = (*(kwargs.get(name) for name in _TOKENS), *args)
-    first = next((x for x in given if isinstance(x, Tensor) and x.ndim > 1), None)
-    return None if first is None else first.shape[1]
+    for x in (*[kwargs.get(name) for name in _TOKENS], *args):
+        if isinstance(x, Tensor) and x.ndim > 1:
+            return x.shape[1]
+    return None
 
 
 _TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ....placement.errors import SbpError
-from ....placement.structure import is_simple, mapped, part_at, replaced, walk
+from ....placement.structure import is_simple, part_at, replaced
+from ....placement.world import world
 from ....sbp.call import Ref, frozen
 from ...tensors.tensor import GlobalTensor
 from .caches import CacheArgument, CacheStandIn, GivenCache, cache_parts, copied_by, joined_path
@@ -27,6 +29,11 @@ class CapturedResult:
         """The values of a result, and the function that puts their tensors where they stand in it."""
         if is_simple(result):
             return replaced(result, self._refer), _same
+        flat, rebuild = self._taken_apart(result)
+        return flat, lambda tensors: rebuild(tensors, ())
+
+    def _taken_apart(self, result: Any) -> tuple[tuple[Ref, ...], Callable[[Any, Sequence[Any]], Any]]:
+        """The distinct tensors of a result, and the function that puts them, and caches, where they stand in it."""
         fakes: list[Tensor] = []
 
         def noted(path: str, x: Tensor) -> Tensor:
@@ -37,8 +44,11 @@ class CapturedResult:
         distinct = {id(x): x for x in fakes}
         order = {n: at for at, n in enumerate(distinct)}
 
-        def rebuild(tensors: Any) -> Any:
-            return replaced(kept, lambda path, x: tensors[order[id(x)]], objects=True)
+        def rebuild(tensors: Any, caches: Sequence[Any]) -> Any:
+            def put(_: str, x: Any) -> Any:
+                return caches[x.number] if isinstance(x, GivenCache) else tensors[order[id(x)]]
+
+            return replaced(kept, put, objects=True, kind=(Tensor, GivenCache))
 
         return tuple(self._refer("", x) for x in distinct.values()), rebuild
 
@@ -47,20 +57,23 @@ class CapturedResult:
     ) -> tuple[Any, Callable[[Any], Any]]:
         """The same of a result that comes with caches, of whose tensors these were given: by the identity of fakes the
         real one, and its number. What a cache holds goes on to lie as it was given."""
-        returned, rebuild = self.of(result)
+        returned, rebuild = self._taken_apart(result)
         values: list[Ref] = []
 
-        def slot(path: str, x: Tensor, before: Tensor | None) -> _Slot | None:
+        def slot(of: CacheArgument, path: str, x: Tensor, before: Tensor | None) -> _Slot | None:
             self._refer(path, x)
             real, number = (None, -1) if before is None else given[id(before)]
             if self.tape.number(x) == number:
                 return None
-            if isinstance(real, GlobalTensor) and real.shape == x.shape:
+            pin = None if of.pins is None else of.pins(path, x)
+            if pin is not None:
+                x = self.tape.flow(x, pin)
+            elif isinstance(real, GlobalTensor) and real.shape == x.shape:
                 x = self.tape.flow(x, real._layout.state)
             values.append(Ref(self.tape.number(x)))
             return _Slot(len(values) - 1, plain=x.ndim < 2 and not isinstance(real, GlobalTensor))
 
-        changes = [list(_Changes(each, slot).found) for each in caches]
+        changes = [_Changes(each, partial(slot, each.argument)).found for each in caches]
         return (returned, values), CacheResults(rebuild, changes)
 
     def _refer(self, path: str, x: Tensor) -> Ref:
@@ -145,21 +158,20 @@ class _Changes:
 class CacheResults:
     """The result of a step that was given caches: what it returns, and values of which these become others."""
 
-    def __init__(self, rebuild: Callable[[Any], Any], changes: Sequence[Sequence[_Change]]) -> None:
+    def __init__(self, rebuild: Callable[[Any, Sequence[Any]], Any], changes: Sequence[Sequence[_Change]]) -> None:
         self.rebuild, self.changes = rebuild, changes
 
     def __call__(self, returned: tuple[Any, Sequence[Tensor]]) -> tuple[Any, Sequence[Tensor]]:
-        result, values = returned
-        return self.rebuild(result), values
+        return returned
 
     def put_back(self, args: Sequence[Any], kwargs: Mapping[str, Any], returned: tuple[Any, Sequence[Tensor]]) -> Any:
         """Have the caches that were passed become what the step made of them; the result with these in it."""
         result, values = returned
-        caches = [x.cache for _, x in walk((args, kwargs), CacheArgument)]
+        caches = [x.cache for x in (*args, *kwargs.values()) if isinstance(x, CacheArgument)]
         for cache, changes in zip(caches, self.changes, strict=True):
             for change in changes:
                 _put(cache, change, values)
-        return mapped(result, GivenCache, lambda x: caches[x.number])
+        return self.rebuild(result, caches)
 
 
 def _put(cache: Any, change: _Change, values: Sequence[Tensor]) -> None:
@@ -181,4 +193,11 @@ def _filled(value: Any, values: Sequence[Tensor]) -> Any:
     if type(value) is not _Slot:
         return value if cache_parts(value) is None else copied_by(value, "", lambda _, x: _filled(x, values), _Slot)
     x = values[value.number]
-    return x.full_tensor() if value.plain and isinstance(x, GlobalTensor) else x
+    return _count(x) if value.plain and isinstance(x, GlobalTensor) else x
+
+
+def _count(x: GlobalTensor) -> Tensor:
+    """A number on every rank, without a look at how it may get there where it is there already."""
+    of, here = x._layout, world()
+    there = not of.shape and not of.state.partial and (here.rank is None or here.size == of.placement.size)
+    return x._shards[0] if there else x.full_tensor()

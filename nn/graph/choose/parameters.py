@@ -163,9 +163,12 @@ def rests_of(
 
 
 def input_pins(
-    flows: Mapping[str, Pin], inputs: Mapping[str, Tensor], homes: Mapping[str, Placement]
+    flows: Mapping[str, Pin],
+    inputs: Mapping[str, Tensor],
+    homes: Mapping[str, Placement],
+    cached: Collection[str] = (),
 ) -> dict[str, SourcePin]:
-    """The layouts that `inputs=` asks of arguments; one that is global has to lie so already."""
+    """The layouts that `inputs=` asks of arguments; one that is global has to lie so already, unless a cache has it."""
     found: dict[str, SourcePin] = {}
     for path, pin in flows.items():
         value = inputs[path]
@@ -173,7 +176,7 @@ def input_pins(
             entries = pin.on(homes[path], value.ndim)
         except (PlacementError, SbpError) as error:
             raise type(error)(f"{pin.what} is to lie as {pin}\n  {error}") from None
-        if not isinstance(value, GlobalTensor) or value.placement is not homes[path]:
+        if not isinstance(value, GlobalTensor) or value.placement is not homes[path] or path in cached:
             found[path] = entries
         else:
             for axis, entry in enumerate(entries):

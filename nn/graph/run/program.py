@@ -1,5 +1,6 @@
 """Programs: a physical graph made to run, forward, backward and every move, on the ranks that this process owns."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from ..memory.liveness import RankMemory, memory
 from ..tasks.straight import schedule
 
 __all__ = ["Outcome", "Program"]
+
+_shape_of = operator.attrgetter("shape")
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,10 @@ class Program:
         """Inputs at each step, what does not change at the first."""
         for source in self._unchecked:
             name, expected = source.value.name, self._expected[source.value.name]
-            found = [tuple(x.shape) for x in shards.get(name, ())] if expected else []
+            found = [*map(_shape_of, shards.get(name, ()))] if expected else []
             if found != expected:
                 raise ShapeError(
-                    f"step of {self.graph.name}: {source.kind} {name} has shards of {found}\n"
+                    f"step of {self.graph.name}: {source.kind} {name} has shards of {[*map(tuple, found)]}\n"
                     f"  {source.value.layout} gives the ranks owned here {expected}\n"
                     "  pass one tensor for each of them; a graph of other shapes has to be made anew"
                 )

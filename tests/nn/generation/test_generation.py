@@ -57,6 +57,7 @@ def test_a_token_is_no_new_step() -> None:
             model.generate(ids, max_new_tokens=3, cache_implementation="dynamic")
 
 
+@pytest.mark.sweep
 def test_a_sliding_window_fills_up_within_three_steps() -> None:
     """The prompt, a token where there is room, and one where there is none: a number of tokens is no kind."""
     model = model_of("mistral")
@@ -64,6 +65,32 @@ def test_a_sliding_window_fills_up_within_three_steps() -> None:
         found = model.generate(prompts(), max_new_tokens=12, do_sample=False)
         assert torch.equal(found, tokens_of("mistral")["greedy"])
         assert steps.captures == 3
+
+
+MERGED = "grid (context=2)\ninput cache <- context=S(2)\ninside model.layers.*.self_attn use merged over context\n"
+
+
+def test_a_cache_lies_as_the_plan_says() -> None:
+    """Each rank has a part of the tokens that were seen, and only what these say of the next one is sent."""
+    model = model_of("llama")
+    step = flow.compile(model, plan=MERGED)
+    with flow.nn.generation(step, max_length=20):
+        found = model.generate(prompts(), max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+        assert torch.equal(found.sequences, tokens_of("llama")["greedy"][:, :8])
+        assert {str(x.sbp) for layer in found.cache.layers for x in (layer.keys, layer.values)} == {"(S(2),)"}
+        sent = {row.route for row in step.explain().moves if row.total}
+        assert sent == {"all_reduce_once over context"}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("plan", ["grid (data=2)\ninput * <- data=S(0)\n", MERGED], ids=["rows", "tokens"])
+def test_beams_go_on_in_a_cache_in_pieces(plan: str) -> None:
+    """Between two steps rows change places; the step has the cache as the plan says all the same."""
+    model = model_of("llama")
+    with generating(model, plan) as steps:
+        found = model.generate(prompts()[:2], max_new_tokens=6, do_sample=False, num_beams=2)
+        assert torch.equal(found, tokens_of("llama")["beams"])
+        assert steps.captures == 2
 
 
 def test_a_model_gets_its_forward_back() -> None:

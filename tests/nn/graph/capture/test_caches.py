@@ -66,6 +66,7 @@ def test_a_first_step_fills_a_dynamic_cache_and_the_next_is_refused() -> None:
     assert cache.get_seq_length() == 5
 
 
+@pytest.mark.sweep
 def test_a_cache_that_lies_otherwise_is_brought_back() -> None:
     """Whatever code between steps makes of its tensors, the same step runs, and returns them as it had them."""
     model, ids = model_of("llama"), prompts(2, 7)
@@ -84,6 +85,16 @@ def test_a_cache_that_lies_otherwise_is_brought_back() -> None:
     torch.testing.assert_close(whole(result.logits[:, -1]), wanted[-1])
     assert sum(map(len, step._steps.values())) == many
     assert [(x.keys.sbp, x.values.sbp) for x in cache.layers] == lies
+
+
+def test_a_sliding_layer_without_a_mask_is_refused_once_it_counts() -> None:
+    cache = StaticCache(config=model_of("mistral").config, max_cache_len=12)
+    cache.layers[0].cumulative_length_int = 3
+    with (
+        pytest.raises(SbpError, match=r"sliding layer of 3 tokens(.|\n)*prepare_inputs_for_generation"),
+        torch.no_grad(),
+    ):
+        flow.compile(model_of("mistral"), placement=P2)(input_ids=prompts(), cache=cache)
 
 
 def test_an_offloaded_cache_is_refused() -> None:
