@@ -270,7 +270,7 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
     def cut(value: Tensor) -> tuple[Tensor, ...]:
         if isinstance(value, GlobalTensor):
             if value._layout is layout and not value.requires_grad:  # what a step before has left
-                return value._shards
+                return tuple(map(Tensor.detach, value._shards))
             with torch.no_grad():
                 return tuple(shard.detach() for shard in shards_as(value, layout, "input"))
         if value.device.type == "meta":

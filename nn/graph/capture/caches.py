@@ -96,12 +96,12 @@ class ResultWithCaches:
 
 
 def are_plain(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether arguments are tensors, atoms and caches alone, in which nothing else has to be looked for."""
+    """Whether arguments are plain tensors, atoms and caches alone, in which nothing else has to be looked for."""
     kinds = {type(x) for x in (*args, *kwargs.values())} - _PLAIN
     return all(issubclass(kind, _kinds().caches) for kind in kinds)
 
 
-_PLAIN = frozenset({*ATOMS, Tensor, GlobalTensor})
+_PLAIN = frozenset({*ATOMS, Tensor})  # a global tensor may be a parameter
 
 
 def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
