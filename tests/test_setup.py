@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.setup_env import newest_marked
+from tools.setup_env import newest_marked, torchvision_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NEED = "torch>=2.11,<2.16"
@@ -31,3 +31,8 @@ def test_the_range_of_the_project_is_one_that_the_setup_reads() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (need,) = [need for need in project["dependencies"] if need.startswith("torch")]
     assert newest_marked(["2.11.0+cpu"], need) == "torch==2.11.0+cpu"
+
+
+def test_torchvision_is_the_one_that_was_built_for_the_torch_that_is_here() -> None:
+    assert torchvision_of("2.13.0+cpu") == "torchvision==0.28.*"
+    assert torchvision_of("2.11.1") == "torchvision==0.26.*"

@@ -44,7 +44,28 @@ def main() -> None:
         f"installing sbpflow and its needs ({', '.join(extras)})",
         [*PIP, "--editable", f"{ROOT}[{','.join(extras)}]"],
     )
+    step(
+        f"installing libraries of models for tests ({', '.join(project['optional-dependencies']['models'][:3])})",
+        [*PIP, *libraries(project["optional-dependencies"]["models"])],
+        may_fail=True,
+    )
     (VENV / ".ready").touch()
+
+
+def libraries(needs: Sequence[str]) -> list[str]:
+    """How pip installs them beside the torch that is here, which they leave as it is; tests skip what is missing."""
+    asked = "import torch; print(torch.__version__)"
+    torch = subprocess.run([str(PYTHON), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    pinned = [need if need != "torchvision" else torchvision_of(torch) for need in needs]
+    index = ("--extra-index-url", *CPU_INDEX[1:]) if torch.endswith("+cpu") else ()
+    return ["--no-deps", "--upgrade", "--target", str(VENV / "libraries"), *pinned, *index]
+
+
+def torchvision_of(torch: str) -> str:
+    """`torchvision==0.28.*` for torch 2.13: each is built for one torch, and they have counted together since 2.0."""
+    major, minor, *_ = release(torch)
+    assert major == 2
+    return f"torchvision==0.{minor + 15}.*"
 
 
 def has_gpu() -> bool:

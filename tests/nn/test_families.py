@@ -1,4 +1,4 @@
-"""Models of many families of transformers train as on one device, or are refused as docs/families.md says."""
+"""Models of many families of four libraries train as on one device, or are refused as docs/families.md says."""
 
 import copy
 from typing import Any
@@ -30,7 +30,7 @@ def test_the_page_has_every_family() -> None:
     assert table().keys() == {(name, way) for name in FAMILIES for way in WAYS}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_trains_as_the_page_says(name: str, way: str) -> None:

@@ -1,4 +1,4 @@
-"""Models of transformers by family, under plans of the language beside one device.
+"""Models of four libraries by family, under plans of the language beside one device.
 
 python -m tests.nn.plan.families            # what becomes of each, and docs/plan_families.md anew
 python -m tests.nn.plan.families llama t5   # of these alone
@@ -6,20 +6,37 @@ python -m tests.nn.plan.families llama t5   # of these alone
 
 import argparse
 import copy
-import importlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.boxing.graph.move_table import moves_of
 from sbpflow.boxing.graph.physical import Op
-from tests.nn.families import FAMILIES, RIGHT, distance, everything, loss_fn, losses_of, made, plain, rows_of, sgd
+from tests.libraries import library
+from tests.nn.families import (
+    FAMILIES,
+    LIBRARIES,
+    RIGHT,
+    Loss,
+    distance,
+    everything,
+    layers_of,
+    losses_of,
+    made,
+    near,
+    plain,
+    rows_of,
+    sgd,
+)
+from tests.nn.family_tables.family import named_loss
 
-__all__ = ["COLUMNS", "FEW", "PAGE", "WITH_A_PLAN", "Column", "Size", "apart", "compiled", "outcome"]
+__all__ = ["COLUMNS", "FEW", "PAGE", "PLANNED", "WITH_A_PLAN", "Column", "Size", "apart", "compiled", "outcome"]
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plan_families.md"
 STEPS, MOMENTUM = 2, 0.9
@@ -27,6 +44,11 @@ WITH_A_PLAN = [  # a tp_plan
     "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
     "gpt_neox", "granite", "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2",
+]  # fmt: skip
+PLANNED = [
+    *WITH_A_PLAN,
+    "biogpt", "gpt2", "codegen", "wav2vec2", "timm vit", "timm poolformer", "torchvision mobilenet_v2",
+    "torchvision mobilenet_v3", "torchvision swin_v2",
 ]  # fmt: skip
 OFF = 1e-5  # of what a step changes in a tensor: many models compute in float32 inside, whatever their weights are
 
@@ -102,30 +124,58 @@ pipe **.layers over pipe by 1f1b, 2 micro-batches""",
 }
 
 
-def compiled(model: nn.Module, plan: str) -> flow.nn.Graph:
+def compiled(model: nn.Module, plan: str, loss_fn: Loss = named_loss) -> flow.nn.Graph:
     return flow.compile(model, loss_fn, sgd(model, MOMENTUM), plan=plan)
+
+
+def plan_of(name: str, model: nn.Module, column: Column, batch: Mapping[str, Tensor]) -> str:
+    """The column's plan. Where a config has none for its tensors, weights are cut along their first dim; sequences and
+    images come in pieces of words and rows, if the column's do."""
+    if name in WITH_A_PLAN:
+        return column.plan
+    path = layers_of(model)[0]
+    lines = [line for line in column.plan.splitlines() if not line.startswith("**.layers.")]
+    if len(lines) < len(column.plan.splitlines()):
+        lines += [f"input {key} <- tensor=S({(x.ndim + 1) // 2})" for key, x in batch.items() if x.ndim > 1]
+    lines = ["**: tensor=S(0)" if line.startswith("take") else line for line in lines]
+    lines = [f"recompute {path}.*" if line.startswith("recompute") else line for line in lines]
+    return "\n".join(line.replace("**.layers", path) for line in lines)
 
 
 def outcome(name: str, column: Column) -> str:
     """`right`, or the first line of the error; losses, and what steps change, are compared. A wrong value raises, and
-    so does a step that is none by such a plan."""
-    size = column.size
+    so does a step that is none by such a plan, or that sends other bytes than were predicted."""
+    size, family = column.size, FAMILIES[name]
     model: Any = made(name, small=size.small).train()
+    piped = "pipe" in column.plan
+    if piped:  # whose statistics are of a whole batch
+        for part in model.modules():
+            part.train(not isinstance(part, nn.modules.batchnorm._BatchNorm))
     # Where the first and the last stage share a weight, micro-batches of two sizes are an error.
-    rows = size.rows + (size.rows % 2 if "pipe" in column.plan and model.config.tie_word_embeddings else 0)
-    batches = [FAMILIES[name].batch(rows, size.length) for _ in range(STEPS)]
+    tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    rows = size.rows + (size.rows % 2 if piped and tied else 0)
+    batches = [family.batch(rows, size.length) for _ in range(STEPS)]
     one, before = copy.deepcopy(model), copy.deepcopy(model)
-    wanted = losses_of(plain(one, momentum=MOMENTUM), batches)
+    wanted = losses_of(plain(one, momentum=MOMENTUM, loss_fn=family.loss), batches)
     try:
-        step = compiled(model, column.plan)
-        losses = losses_of(step, batches)
+        step = compiled(model, plan_of(name, model, column, batches[0]), family.loss)
+        torch.manual_seed(1)
+        losses = [step(**batch).item() for batch in batches[:-1]]
+        with flow.record() as moves:
+            losses.append(step(**batches[-1]).item())
     except flow.SbpflowError as error:
         return str(error).splitlines()[0]
-    assert all(abs(a - b) < 1e-5 for a, b in zip(losses, wanted, strict=True)), f"{losses} for {wanted}"
+    assert all(near(a, b) for a, b in zip(losses, wanted, strict=True)), f"{losses} for {wanted}"
     off = {path: by for path, by in apart(model, one, before).items() if not by < OFF}
     assert not off, f"these change by so much of themselves more or less than on one device: {off}"
-    assert sent(step).issuperset(column.sends), f"it sends {sorted(sent(step))}"
-    assert ("recompute" in column.plan) == any(op.origin.recompute for op in step.physical.steps if isinstance(op, Op))
+    if name in WITH_A_PLAN:
+        assert sent(step).issuperset(column.sends), f"it sends {sorted(sent(step))}"
+        assert ("recompute" in column.plan) == any(
+            op.origin.recompute for op in step.physical.steps if isinstance(op, Op)
+        )
+    if not piped:
+        planned = sum(row.bytes * row.count for row in moves_of(step.physical, step.planned.program.again))
+        assert sum(move.bytes for move in moves) == planned, f"{sum(move.bytes for move in moves)} bytes for {planned}"
     return RIGHT
 
 
@@ -145,11 +195,12 @@ def apart(model: nn.Module, one: nn.Module, before: nn.Module) -> dict[str, floa
 
 TOP = """# Families of models under plans
 
-Models of {count} families, as transformers {version} has them and nobody changed them, tiny and with random weights in
-float64, under six [plans](plans.md). Each is trained for {steps} steps of SGD with momentum; losses, and what every
-tensor changes by, hence its gradients, are held to those of one device. A step also has to send what its plan is for,
-such as forward and backward `all_gather` and `reduce_scatter` where sequences are cut. `make sweep` runs all of them,
-`make test` a sample, and both hold them to this page, which is generated:
+Models of {count} families, as {versions} have them
+and nobody changed them, tiny and with random weights in float64, under six [plans](plans.md). Each is trained for
+{steps} steps of SGD with momentum; losses, and what every tensor changes by, hence its gradients, are held to those of
+one device, and the bytes that a step without stages sends to those that were predicted. A step also has to send what
+its plan is for, such as forward and backward `all_gather` and `reduce_scatter` where sequences are cut. `make sweep`
+runs all of them, `make test` a sample, and both hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.plan.families
@@ -160,15 +211,21 @@ of {many} tokens. The others have {few} or {even}, and wider models, so that it 
 weights; most of these have 2 heads of keys, fewer than ranks. Models whose first and last layer share a weight have one
 row more in stages: micro-batches of two sizes may want such a weight in two ways, which is an error.
 
+The first {planned} have a `tp_plan` in their configs. For the others `**: tensor=S(0)` stands in its place, layers are
+the longest list of these, and in the fifth plan `input` lines cut sequences, and images by rows. Batch norm evaluates
+in stages. Names without a library are of transformers.
+
 """
 REFUSED = "*refused* is an error that names the op and the line; it is quoted below.\n\n"
 
 
 def page(found: dict[tuple[str, str], str]) -> str:
-    hub: Any = importlib.import_module("transformers")
-    top = TOP.format(count=len(WITH_A_PLAN), version=hub.__version__, steps=STEPS, many=MANY, few=FEW, even=EVEN)
+    versions = ", ".join(f"{name} {library(name).__version__.partition('+')[0]}" for name in LIBRARIES)
+    sizes = {"many": MANY, "few": FEW, "even": EVEN}
+    counts = {"count": len(PLANNED), "planned": len(WITH_A_PLAN), "steps": STEPS}
+    top = TOP.format(**counts, **sizes, versions=versions)
     top += "".join(f"**{name}**\n\n```text\n{column.plan}\n```\n\n" for name, column in COLUMNS.items())
-    return top + REFUSED * (set(found.values()) != {RIGHT}) + rows_of(found, WITH_A_PLAN, COLUMNS)
+    return top + REFUSED * (set(found.values()) != {RIGHT}) + rows_of(found, PLANNED, COLUMNS)
 
 
 def main() -> None:
@@ -176,7 +233,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=[])
     given = parser.parse_args()
     found = {}
-    for name in given.families or WITH_A_PLAN:
+    for name in given.families or PLANNED:
         for plan, column in COLUMNS.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

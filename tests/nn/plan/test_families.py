@@ -1,4 +1,4 @@
-"""Models of many families of transformers train under plans as on one device, as docs/plan_families.md says."""
+"""Models of many families of four libraries train under plans as on one device, as docs/plan_families.md says."""
 
 import copy
 from dataclasses import replace
@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from tests.nn.families import said, table
-from tests.nn.plan.families import COLUMNS, PAGE, WITH_A_PLAN, Size, apart, outcome
+from tests.nn.plan.families import COLUMNS, PAGE, PLANNED, Size, apart, outcome
 
 # transformers says which kernels of others it does not find, and warns of its own names.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_the_page_has_every_family_and_plan() -> None:
-    assert table(PAGE).keys() == {(name, plan) for name in WITH_A_PLAN for plan in COLUMNS}
+    assert table(PAGE).keys() == {(name, plan) for name in PLANNED for plan in COLUMNS}
     assert all(f"\n{column.plan}\n" in PAGE.read_text() for column in COLUMNS.values())
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("plan", COLUMNS)
-@pytest.mark.parametrize("name", WITH_A_PLAN)
+@pytest.mark.parametrize("name", PLANNED)
 def test_a_family_trains_under_a_plan_as_the_page_says(name: str, plan: str) -> None:
     assert said(outcome(name, COLUMNS[plan])) == table(PAGE)[name, plan]
 
