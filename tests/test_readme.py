@@ -10,9 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Most of the time of all pages. What those of systems say is held by tests/systems; that they print it, by the sweep.
+# Most of the time of all pages. What those of systems say is held by tests/systems, that of trainers by
+# tests/test_trainers.py; that they print it, by the sweep.
 LONG = {
-    "train_llama.md", "systems/asynchronous.md", "systems/changing.md", "systems/compression.md", "systems/experts.md",
+    "train_llama.md", "trainers.md",
+    "systems/asynchronous.md", "systems/changing.md", "systems/compression.md", "systems/experts.md",
     "systems/orders.md", "systems/overlap.md", "systems/plans.md",
 }  # fmt: skip
 

@@ -7,9 +7,11 @@ reading      samples of this process, in its own thread or in workers; read_ahea
 batches      global tensors of what was read
 sharded_data all of it as one iterable with a position; whether ranks read the same
 token_file   a dataset of tokens in a file
+joined       batches that processes have read by themselves as one, and results taken apart
 """
 
+from .joined import joined, parted
 from .sharded_data import ShardedData, shards
 from .token_file import TokenFile
 
-__all__ = ["ShardedData", "TokenFile", "shards"]
+__all__ = ["ShardedData", "TokenFile", "joined", "parted", "shards"]
