@@ -27,7 +27,10 @@ from ..tensors.tensor import GlobalTensor
 
 __all__ = ["install", "refuse_sending", "run_untraced"]
 
-_OURS = "use torch.autograd.grad, or a batch dim in the place of vmap"
+_OURS = (
+    "a graph captures it (flow.compile, flow.nn.Graph); in eager code use torch.autograd.grad, or a batch dim in the "
+    "place of vmap"
+)
 _MOVE = "x.to_global(sbp=...) moves it, x.to_local() is the shard that torch.distributed may send"
 _COMPILE = "flow.compile(model, loss, optimizer) or flow.nn.Graph makes a graph of it, each rank's part compiled"
 _DENSE = "global tensors are dense; pad the sequences to one length, or take x.full_tensor()"

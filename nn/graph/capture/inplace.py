@@ -17,7 +17,7 @@ from torch import Tensor
 from ....sbp.call import Ref
 from ....sbp.traits import traits
 
-__all__ = ["RESHAPES", "Geometry", "Op", "back", "functional", "geometry", "overload_like", "written"]
+__all__ = ["RESHAPES", "Geometry", "Op", "back", "functional", "geometry", "overload_like", "storage_of", "written"]
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
@@ -99,6 +99,12 @@ class Geometry:
     stride: tuple[int, ...]
     offset: int
     bits: tuple[Any, ...]  # its dtype, and whether it is read conjugated or negated
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The identity of the memory that a tensor lies in."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
 
 
 def geometry(x: Tensor) -> Geometry:

@@ -37,6 +37,7 @@ from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
 from .calls.running_stats import NORMS, statistics
 from .calls.strides import STRIDED, strided
+from .calls.transforms import BelowTransforms, is_wrapped, transformed
 from .tape import Tape
 
 __all__ = ["Known", "Interceptor", "data_dependent", "functional"]
@@ -109,6 +110,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self._checks: dict[int, Tensor] = {}  # whether all is true, which only checks of arguments ask
         self._paused = False
         self._look: Look | None = None
+        self.below = BelowTransforms(tape, known, self.fake, self._run)
         self.drew = False  # whether anything was drawn while calls were let go by
         self.used: Used | None = None  # what ops take instead of parameters that rest in another type
         self.eights: dict[int, str] = {}  # how modules compute products of 8 bits, by their ids
@@ -182,7 +184,15 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             self.drew = self.drew or torch.Tag.nondeterministic_seeded in func.tags
             return func(*args, **kwargs)
         self.tape.origin = self.here()
-        if any(not isinstance(t, FakeTensor) for t in tensors_in([args, kwargs])):
+        foreign = [t for t in tensors_in([args, kwargs]) if not isinstance(t, FakeTensor)]
+        if transformed() or any(map(is_wrapped, foreign)):
+            if self.used is not None or self.eights:
+                raise SbpError(
+                    f"capture: a transform of torch.func at {self.tape.origin.line}, where modules are cast\n"
+                    "  leave flow.nn.cast out, and convert the model by model.to(dtype)"
+                )
+            return self.below.call(func, args, kwargs)
+        if foreign:
             if func in _LITERALS and self.known(args[0]) is None:
                 out = self._run(func, args, kwargs)
                 self.literal(args[0], out)
@@ -294,12 +304,6 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if isinstance(tensor, FakeTensor):
             return tensor
         fake = self.known(tensor)
-        if fake is None and torch._C._functorch.peek_interpreter_stack() is not None:
-            raise SbpError(
-                f"capture: torch.vmap and the transforms of torch.func are not captured, at {self.tape.origin.line}\n"
-                "  write it on whole batches; for flex attention take F.scaled_dot_product_attention, where attn_mask= "
-                "is a mask, or what score_mod adds; in transformers attn_implementation='sdpa'"
-            )
         if fake is None:
             raise SbpError(
                 f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that is no input, parameter or buffer\n"

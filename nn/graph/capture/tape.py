@@ -24,7 +24,7 @@ from ....sbp.logical import LogicalOp, Origin
 from ....sbp.state import State
 from ....sbp.text import Pin
 from ....sbp.traits import traits
-from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overload_like, written
+from .inplace import RESHAPES, Geometry, Op, back, functional, geometry, overload_like, storage_of, written
 
 __all__ = ["Storage", "Tape", "View"]
 
@@ -74,7 +74,7 @@ class View:
     storage: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.storage = _storage(self.fake)
+        self.storage = storage_of(self.fake)
 
 
 class Tape:
@@ -89,6 +89,8 @@ class Tape:
         self.written: list[Storage] = []  # in order, one entry for every write
         self._views: dict[int, View] = {}  # by the identity of their tensors
         self._stored: dict[int, list[View]] = {}  # by their storage
+        self.leaves: dict[int, int] = {}  # values that gradients were asked for later, and the same ones before
+        self._flowing: set[int] = set()  # values through which gradients flow
 
     # Values
 
@@ -109,7 +111,7 @@ class Tape:
     def view(self, tensor: Tensor) -> View:
         """The view that a tensor is; one that torch made without an op (`x.data`) is found by where it lies."""
         view = self._views.get(id(tensor))
-        if view is not None and view.storage != _storage(tensor):
+        if view is not None and view.storage != storage_of(tensor):
             raise SbpError(
                 f"capture: the data of a tensor {tuple(tensor.shape)} was replaced (x.data = y)\n"
                 f"  seen at {self.origin.line}\n"
@@ -117,14 +119,14 @@ class Tape:
             )
         if view is None:
             where = geometry(tensor)
-            same = next((v for v in self._stored.get(_storage(tensor), ()) if v.where == where), None)
+            same = next((v for v in self._stored.get(storage_of(tensor), ()) if v.where == where), None)
             if same is None:
                 raise SbpError(
                     f"capture: met a tensor {tuple(tensor.shape)} of {tensor.dtype} that no captured op made\n"
                     f"  used at {self.origin.line}\n"
                     "  make it by torch functions of the inputs, or pass it in"
                 )
-            view = self._same(tensor, same, torch.is_grad_enabled())
+            view = self._same(tensor, same, torch.is_grad_enabled() and tensor.requires_grad)
         return view
 
     def read(self, view: View) -> int:
@@ -166,12 +168,12 @@ class Tape:
 
     # Calls
 
-    def record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """A call that went by, with what it returned."""
+    def record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, below: bool = False) -> None:
+        """A call that went by, with what it returned; seen `below` autograd, that does not show gradients yet."""
         if op._schema.is_mutable:
-            self._record_write(op, args, kwargs, out)
+            self._record_write(op, args, kwargs, out, below)
         elif tensors_in(out):
-            self._record(op, args, kwargs, out)
+            self._record(op, args, kwargs, out, below)
         elif op.namespace not in _SILENT and not op._schema.returns:
             warnings.warn(
                 f"{op} gives nothing back, and the graph leaves it out, at {self.origin.line}\n"
@@ -179,28 +181,29 @@ class Tape:
                 stacklevel=2,
             )
 
-    def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _record(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, below: bool) -> None:
         outputs = tuple(tensors_in(out))
         grad = torch.is_grad_enabled()
         if all(id(y) in self._views for y in outputs):
             return  # it returned what it was given
         taken = tensors_in([args, kwargs])
+        needs = self._will_need(op, taken, outputs) if below else _needs(outputs)
         lent: dict[int, View] = {}  # by storage; the first tensor is the one that is viewed
         for x in taken:
-            lent.setdefault(_storage(x), self.view(x))
+            lent.setdefault(storage_of(x), self.view(x))
         places = [geometry(y) for y in outputs]
-        over = [lent.get(_storage(y)) for y in outputs]
+        over = [lent.get(storage_of(y)) for y in outputs]
         if len(outputs) == 1 and over[0] is not None:
             same = next(
                 (v for x in taken if (v := self.view(x)).memory is over[0].memory and v.where == places[0]), None
             )
             if same is not None:
-                self._same(outputs[0], same, grad)
+                self._same(outputs[0], same, grad and needs)
                 return
         views = tuple(map(self.view, taken))
         values = [Ref(self.read(view)) for view in views]
         named, keyed = numbered([args, kwargs])
-        numbers = self._put(op, fill(named, values), fill(keyed, values), outputs, grad and _needs(outputs))
+        numbers = self._put(op, fill(named, values), fill(keyed, values), outputs, grad and needs)
         for at, (y, number, viewed, where) in enumerate(zip(outputs, numbers, over, places, strict=True)):
             if viewed is None:
                 self._root(y, number)
@@ -208,15 +211,30 @@ class Tape:
                 step = ViewOp(op, named, keyed, views, viewed, at, outputs, grad)
                 self._know(y, View(y, viewed.memory, number, viewed.memory.version, where, step))
 
+    def _will_need(self, op: Op, taken: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+        """Whether gradients flow through what an op below autograd makes: a part of an op never shows it."""
+        floats = any(y.is_floating_point() or y.is_complex() for y in outputs) and op is not aten.detach.default
+        return floats and (_needs(taken) or any(self.number(x) in self._flowing for x in taken))
+
     def _same(self, tensor: Tensor, view: View, grad: bool) -> View:
         """A tensor that is another one; if gradients stop between the two, a `detach` says so."""
-        if view.fake.requires_grad and not (grad and tensor.requires_grad):
-            step = ViewOp(aten.detach.default, (Ref(0),), {}, (view,), view, 0, (tensor,), False)
-            (number,) = self._put(aten.detach.default, (Ref(self.read(view)),), {}, (tensor,), False)
-            view = View(tensor, view.memory, number, view.memory.version, view.where, step)
+        if view.fake.requires_grad and not grad:
+            view = self._detached(tensor, view)
         return self._know(tensor, view)
 
-    def _record_write(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _detached(self, tensor: Tensor, view: View) -> View:
+        step = ViewOp(aten.detach.default, (Ref(0),), {}, (view,), view, 0, (tensor,), False)
+        (number,) = self._put(aten.detach.default, (Ref(self.read(view)),), {}, (tensor,), False)
+        return View(tensor, view.memory, number, view.memory.version, view.where, step)
+
+    def leaf(self, tensor: Tensor) -> None:
+        """A tensor that gradients are asked for from now on: another value than it was, and than others that are it."""
+        view = self.view(tensor)
+        if not view.memory.fixed:
+            made = self._know(tensor, self._detached(tensor, view))
+            self.leaves[made.number] = view.number
+
+    def _record_write(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, below: bool) -> None:
         name = op._schema.name.partition("::")[2]
         targets = [tensors_in(value) for value in written(op, args, kwargs)]
         if name in RESHAPES:
@@ -231,7 +249,8 @@ class Tape:
         grad = torch.is_grad_enabled()
         made = self._copied(name, args, views[0]) if len(views) == 1 else None
         if made is None:
-            made = self._functional(op, args, kwargs, flat, grad and _needs(flat))
+            needs = self._will_need(op, tensors_in([args, kwargs]), flat) if below else _needs(flat)
+            made = self._functional(op, args, kwargs, flat, grad and needs)
         for x, view, number in zip(flat, views, made, strict=True):
             where = geometry(x)
             if where != view.where:  # an `out` that was made larger
@@ -343,6 +362,7 @@ class Tape:
         self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[Tensor, ...], grad: bool
     ) -> tuple[int, ...]:
         numbers = tuple(self._number(y) for y in outputs)
+        self._flowing.update(numbers if grad else ())
         grad = grad and "random" not in traits(op._schema.name.removeprefix("aten::"))
         self.ops.append(LogicalOp(op, args, kwargs, outputs, numbers, grad, self.origin, self.placement, self.lies))
         return numbers
@@ -362,12 +382,12 @@ class Tape:
     def _know(self, tensor: Tensor, view: View) -> View:
         view.tensors.append(tensor)
         self._views[id(tensor)] = view
-        self._stored.setdefault(_storage(tensor), []).append(view)
+        self._stored.setdefault(storage_of(tensor), []).append(view)
         return view
 
     def _stand_in(self, tensor: Tensor, other: Tensor) -> None:
         """Let another fake stand for the values that this one did."""
-        for view in self._stored[_storage(tensor)]:
+        for view in self._stored[storage_of(tensor)]:
             view.fake = other if view.fake is tensor else view.fake
         self.fakes = [other if fake is tensor else fake for fake in self.fakes]
         for at, op in enumerate(self.ops):
@@ -378,8 +398,3 @@ class Tape:
 def _needs(tensors: Sequence[Tensor]) -> bool:
     """Whether autograd saw gradients flow through what an op made: not through what only has another's shape."""
     return any(x.requires_grad for x in tensors)
-
-
-def _storage(tensor: Tensor) -> int:
-    found: int = tensor.untyped_storage()._cdata
-    return found

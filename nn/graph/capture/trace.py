@@ -10,6 +10,7 @@ Nothing is computed, no random number drawn, and the modules are afterwards what
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
 from .caches import ResultWithCaches
+from .calls.derivatives import gradients
 from .calls.described_card import DescribedCard
 from .calls.strides import part_of_memory, started
 from .declared import Declared
@@ -40,7 +42,7 @@ from .kept_tensors import tell_kept
 from .module_state import Constant, ModuleState, fake_like
 from .own_backward import called
 from .precision import Precision
-from .repeats.layer_reuse import Repeats
+from .repeats.layer_reuse import Repeats, like
 from .repeats.object_calls import OtherAnswer, objects_in
 from .results import CapturedResult
 from .surroundings.clocks import Clocks
@@ -72,11 +74,10 @@ def trace(
     """The logical graph of `function(*args, **kwargs)` with the tensors of `modules`, which are named after their keys.
 
     Tensors may be plain, global or on meta; they are taken for such of `device`. Gradients flow where they are on now,
-    too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives.
-    With `samples_apart` functions that could be done for some samples alone are captured so that it shows.
-    `scale` reads the factor that losses are multiplied by before their backward, at each step anew. With `clocks` it is
-    told of clocks that the program asks. In `lacked` come meanwhile, by identity and name, attributes of modules that
-    it asks for while there is no tensor.
+    too. Without `reuse` every layer is traced. `placement` is where what nobody placed lives. With `samples_apart`
+    functions that could be done for some samples alone are captured so that it shows. `scale` reads the factor that
+    losses are multiplied by, at each step anew. With `clocks` it is told of clocks that the program asks. In `lacked`
+    come meanwhile, by identity and name, attributes of modules that it asks for while there is no tensor.
     """
 
     def tracing(*, reuse: bool = reuse) -> _Tracing:
@@ -129,7 +130,7 @@ class _Tracing:
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
         self.watch.eights = eights_of(modules)
         self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
-        self.asked = Questions(lambda x: started(self.tape, x), samples_apart=samples_apart)
+        self.asked = Questions(partial(started, self.tape), self.tape.leaf, samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.inputs: dict[str, tuple[Tensor, Tensor, int]] = {}  # by path: fake, real one, number at the start
         self.names: set[str] = set()
@@ -170,7 +171,8 @@ class _Tracing:
             regions, call = self.watch.recomputed, self.repeats.call
             if self.precision.needed:
                 self.watch.used, call = self.precision.used, self.precision.call
-            stack.enter_context(around(self.asked, self._lost, call, self._own, regions, self._scaled_by))
+            grad, scaled = partial(gradients, self.tape, like, self.watch.paused), self._scaled_by
+            stack.enter_context(around(self.asked, self._lost, call, self._own, regions, scaled, grad))
             stack.enter_context(self.declared.heard())
             stack.enter_context(regions_by(self.watch.run_again))
             stack.enter_context(parts_by(EagerCalls(self.tape, self.watch, self.inputs, self.held.slots, self.asked)))
@@ -344,7 +346,8 @@ class _Tracing:
         caches held."""
         found = {}
         for path, (fake, real, number) in self.inputs.items():
-            if id(fake) in held or self.tape.number(fake) == number:
+            now = self.tape.number(fake)
+            if id(fake) in held or self.tape.leaves.get(now, now) == number:
                 continue
             if real.requires_grad or fake.shape != real.shape:
                 what = "requires grad" if real.requires_grad else "gets another shape by it"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.autograd import Function
+from torch.nn.attention import flex_attention
 from torch.nn.modules import module as calls
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +26,7 @@ from ....sbp.call import tensors_in
 from ...eager.bags import bag_of_rows
 from ...model.recompute.around import replace_around
 from .calls.policy import policy_of
+from .calls.transforms import is_wrapped, transformed
 from .interceptor import data_dependent
 from .packed import packing
 
@@ -34,6 +36,7 @@ Lost = Callable[[Tensor, Tensor | None], None]
 Region = Callable[..., AbstractContextManager[None]]  # perhaps of a policy
 
 _GRAD: Any = getattr(torch.Tensor.grad, "__get__")  # noqa: B009  # to a type checker `grad` is a tensor
+_NEEDS: Any = (torch.Tensor.requires_grad_, getattr(torch.Tensor.requires_grad, "__set__"))  # noqa: B009
 _VALUES: dict[Any, str] = {torch.Tensor.numpy: "x.numpy()", torch.Tensor.__array__: "x.numpy()"}
 _SCALER_STEPS = ("unscale_", "step", "update")
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
@@ -41,11 +44,14 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 class Questions(TorchFunctionMode):
     """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. `started` is told of
-    tensors whose place in memory is asked for. For micro-batches it keeps samples apart that an ATen call would mix."""
+    tensors whose place in memory is asked for, `leaf` of those that need gradients from now on. For micro-batches it
+    keeps samples apart that an ATen call would mix."""
 
-    def __init__(self, started: Callable[[Tensor], None], *, samples_apart: bool = False) -> None:
+    def __init__(
+        self, started: Callable[[Tensor], None], leaf: Callable[[Tensor], None], *, samples_apart: bool = False
+    ) -> None:
         super().__init__()
-        self.started = started
+        self.started, self.leaf = started, leaf
         self.lost = False  # whether backward() was called
         self.samples_apart = samples_apart
         self.stand_aside: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, torch is as it was
@@ -70,6 +76,11 @@ class Questions(TorchFunctionMode):
                 return made
         elif func in _VALUES and isinstance(args[0], FakeTensor):
             raise data_dependent(_VALUES[func], user_line(), "")
+        elif func in _NEEDS and isinstance(args[0], FakeTensor) and not args[0].requires_grad:
+            made = func(*args, **(kwargs or {}))
+            if args[0].requires_grad:
+                self.leaf(args[0])
+            return made
         elif func in _HOOKS and isinstance(args[0], FakeTensor):
             raise SbpError(
                 f"capture: a hook on a tensor's gradient would be lost, at {user_line()}\n"
@@ -86,11 +97,13 @@ def around(
     own: Callable[..., Any],
     region: Region,
     scaled: Callable[[GradScaler, Any], Any],
+    derived: Callable[..., Any],
 ) -> Iterator[None]:
     """Until the end, replace `backward()` by `lost(loss, gradient)`, calls of modules by `call(run, module, args,
-    kwargs)`, and of functions with their own backward by `own(apply, cls, args)`. `torch.utils.checkpoint` runs its
-    function in a `region()`, and `scale` of a GradScaler gives `scaled(scaler, outputs)`."""
-    run, apply = nn.Module.__call__, Function.__dict__["apply"]
+    kwargs)`, `torch.autograd.grad` by `derived`, and calls of functions with their own backward by `own(apply, cls,
+    args)`. `torch.utils.checkpoint` runs its function in a `region()`, and `scale` of a GradScaler gives
+    `scaled(scaler, outputs)`."""
+    run, grad, apply = nn.Module.__call__, torch.autograd.grad, Function.__dict__["apply"]
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -101,7 +114,8 @@ def around(
         (nn.Module, "_apply", _unchanged),
         (nn.Module, "__call__", called),
         (torch.autograd, "backward", _backward(asked, lost)),
-        (torch.autograd, "grad", _refused_grad),
+        (torch.autograd, "grad", _grad(grad, derived)),
+        (flex_attention, "_validate_embed_dim", _refuse_flex),
         (Function, "apply", _applied(apply, own, region)),
         (Optimizer, "zero_grad", _nothing),
         (GradScaler, "scale", lambda scaler, outputs: scaled(scaler, outputs)),
@@ -189,11 +203,20 @@ def _backward(asked: Questions, lost: Lost) -> Callable[..., None]:
     return noted
 
 
-def _refused_grad(*args: Any, **kwargs: Any) -> Any:
+def _refuse_flex(query: Tensor, key: Tensor, value: Tensor) -> None:
     raise SbpError(
-        f"capture: torch.autograd.grad at {user_line()} is not captured\n"
-        "  call loss.backward(), of which the graph makes every parameter's gradient"
+        f"capture: flex_attention at {user_line()} is not captured\n"
+        "  take F.scaled_dot_product_attention, where attn_mask= is a mask, such as torch.vmap makes of a mask "
+        "function, or what score_mod adds; in transformers attn_implementation='sdpa'"
     )
+
+
+def _grad(plain: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(outputs: Any, *more: Any, **kwargs: Any) -> Any:
+        wrapped = any(map(is_wrapped, tensors_in([outputs])))
+        return (plain if transformed() or wrapped else captured)(outputs, *more, **kwargs)
+
+    return grad
 
 
 def _within(region: Region) -> Callable[..., Iterator[None]]:

@@ -25,6 +25,7 @@ from .....placement.structure import replaced
 from .....sbp.logical import LogicalOp, Origin
 from ....eager_parts.part import EagerPart
 from ....model.flows import flow_of
+from ..calls.transforms import transformed
 from ..declared import Declared
 from ..interceptor import Interceptor
 from ..module_state import ModuleState
@@ -111,7 +112,8 @@ class Repeats:
             if id(module) in self.flowing:
                 self.met.add(id(module))
                 args, kwargs = self.declared.flowing(module, "input", (args, kwargs))
-            if self.reuse and watch.policy is None and id(module) in self.blocks and id(module) not in self.busy:
+            reusable = self.reuse and watch.policy is None and not transformed()
+            if reusable and id(module) in self.blocks and id(module) not in self.busy:
                 result = self._call(run, module, args, kwargs)
             else:
                 result = run(module, *args, **kwargs)
