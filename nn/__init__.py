@@ -13,7 +13,6 @@ from .asynchronous.meetings import meet
 from .asynchronous.parameter_server import ParameterServer
 from .asynchronous.servers import to_servers
 from .composites.axis import Axis, AxisValue
-from .composites.experts import experts, experts_of
 from .composites.registry import composite
 from .eager import functions as _functions
 from .eager_parts.marks import eager
@@ -27,6 +26,7 @@ from .graph.choose.stage_split import LayerLoad, StageSplit, split_stages
 from .graph.frozen_cache import FrozenCache
 from .graph.optimizer import clipping as _clipping
 from .graph.optimizer.kept_errors import StepErrors
+from .mixtures.expert_ops import experts
 from .model.annotate import place, shard
 from .model.balance import pipeline
 from .model.cast import cast
@@ -64,7 +64,6 @@ __all__ = [
     "composite",
     "eager",
     "experts",
-    "experts_of",
     "flow",
     "generation",
     "hogwild",

@@ -9,7 +9,8 @@ Autograd differentiates torch's own function. Where a step is traced, which woul
 for it: its backward is an op too, and runs the layer once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-__all__ = ["KINDS", "layer", "recurrent"]
+__all__ = ["KINDS", "apart", "differentiable", "layer", "recurrent"]
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _KEYS = torch._C.DispatchKey
@@ -71,7 +72,7 @@ def _shape(x: Tensor, states: Sequence[Tensor], both: bool) -> tuple[int, ...]:
 @torch.library.custom_op("sbpflow::recurrent", mutates_args=(), schema=f"({_TAKES}) -> Tensor[]")
 def _recurrent(*call: Any) -> list[Tensor]:
     x, _, states, weights, *_ = call
-    return _apart(layer(*call), (x, *states, *weights))
+    return apart(layer(*call), (x, *states, *weights))
 
 
 @torch.library.custom_op(
@@ -81,20 +82,26 @@ def _recurrent_backward(
     grads: list[Tensor], x: Tensor, lengths: Tensor | None, states: list[Tensor], weights: list[Tensor], *said: Any
 ) -> list[Tensor]:
     """The gradients of x, states and weights."""
-    # An op's kernel is called below autograd; here it is needed again.
-    off = torch._C._dispatch_tls_local_exclude_set()
-    for key in (_KEYS.AutogradCPU, _KEYS.AutogradOther):
-        off = off - torch._C.DispatchKeySet(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off), torch.enable_grad():
+    with differentiable():
         leaves = [t.detach().requires_grad_() for t in (x, *states, *weights)]
         n = 1 + len(states)
         outs = layer(leaves[0], lengths, leaves[1:n], leaves[n:], *said)
         found = torch.autograd.grad(outs, leaves, grads, allow_unused=True)
     zeroed = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
-    return _apart(zeroed, grads)
+    return apart(zeroed, grads)
 
 
-def _apart(made: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Inside of an op's kernel, which is called below autograd, have autograd see what is called."""
+    off = torch._C._dispatch_tls_local_exclude_set()
+    for key in (_KEYS.AutogradCPU, _KEYS.AutogradCUDA, _KEYS.AutogradOther):
+        off = off - torch._C.DispatchKeySet(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off), torch.enable_grad():
+        yield
+
+
+def apart(made: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of which none shares memory with another, or with what was given; in row-major order."""
     seen = {t.untyped_storage()._cdata for t in given}
     out = []

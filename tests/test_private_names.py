@@ -27,6 +27,7 @@ NEEDED: dict[str, str] = {
     "torch._C.TensorBase": "what C++ code has of a tensor, under its Python properties",
     "torch._C.TensorBase.data": "the property that refuses a global value for a plain tensor",
     "torch._C._DisableAutocast": "casts are captured once",
+    "torch._C.DisableTorchFunction": "experts are tried while a step is captured",
     "torch._C._ForceDispatchKeyGuard": "casts are captured once",
     "torch._C._VariableFunctions": "torch's own binding of an op, at half the price",
     "torch._C._autograd._top_saved_tensors_default_hooks": "whether what autograd saves is some region's already",

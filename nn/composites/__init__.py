@@ -8,9 +8,27 @@ window_attention            attention with a mask that is a band, so that neighb
 heads_and_ring              attention by splitting heads in the place of the sequence, and with the ring
 merged_attention            attention of few queries, merged from that of each rank's keys
 summa                       products of matrices in blocks over two axes and three
-dropless                    experts to whom tokens are sent as they choose; experts: the op of a layer of them
+dropless, capacity          experts to whom tokens are sent as they choose: all of them, or as many as there is room for
 """
 
-from ..composites import chunked, dropless, heads_and_ring, merged_attention, ring_attention, summa, window_attention
+from ..composites import (
+    capacity,
+    chunked,
+    dropless,
+    heads_and_ring,
+    merged_attention,
+    ring_attention,
+    summa,
+    window_attention,
+)
 
-__all__ = ["chunked", "dropless", "heads_and_ring", "merged_attention", "ring_attention", "summa", "window_attention"]
+__all__ = [
+    "capacity",
+    "chunked",
+    "dropless",
+    "heads_and_ring",
+    "merged_attention",
+    "ring_attention",
+    "summa",
+    "window_attention",
+]

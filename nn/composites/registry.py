@@ -30,12 +30,20 @@ def _place(written: Callable[..., Any]) -> tuple[str, str]:
 
 
 def composite(
-    name: str, *, of: str | Iterable[str], noun: str | None = None, axes: int | Iterable[int] = 1
+    name: str,
+    *,
+    of: str | Iterable[str],
+    noun: str | None = None,
+    axes: int | Iterable[int] = 1,
+    takes: Iterable[str] = (),
+    alone: bool = False,
 ) -> Callable[[W], W]:
     """A decorator: this function is the composite of that name, and stands for these ops, named as rules name them.
 
     It is called with an `Axis` and the op's own arguments, tensors as `AxisValue`s, and returns what the op would.
-    With `axes` it is over so many axes of a placement, or over one of these numbers of them.
+    With `axes` it is over so many axes of a placement, or over one of these numbers of them. What it `takes` is said
+    behind its name, as in "capacity(1.25)", and given to it by name. One that computes something else than the op does
+    so `alone` too, where its axis has one rank.
     """
     counts = (axes,) if isinstance(axes, int) else tuple(axes)
     ops = frozenset([of] if isinstance(of, str) else of)
@@ -49,7 +57,9 @@ def composite(
         known = COMPOSITES.get(name)
         if isinstance(known, WrittenComposite) and _place(known.written) != _place(written):  # a cell may run twice
             raise SbpError(f"there is a composite {name!r} already\n  give this one another name")
-        COMPOSITES[name] = WrittenComposite(name, ops, noun or " or ".join(sorted(ops)), counts, written)
+        COMPOSITES[name] = WrittenComposite(
+            name, ops, noun or " or ".join(sorted(ops)), counts, tuple(takes), alone, written
+        )
         return written
 
     return put

@@ -24,7 +24,7 @@ def calls_of(written: Callable[..., Any], site: CompositeSite) -> list[LogicalOp
     )
     values = {n: _value(logical, n, names.get(n, "")) for n in op.inputs}
     args, kwargs = mapped((op.args, op.kwargs), Ref, lambda ref: values[ref.number])
-    made = written(axis, *args, **kwargs)
+    made = written(axis, *args, **kwargs, **use.settings)
     if isinstance(made, Left):
         return made
     results = list(made) if isinstance(made, list | tuple) else [made]

@@ -6,6 +6,7 @@ A note counts for all that is in the module; of notes for the same op that of th
 the last. Nothing else of a module changes.
 """
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,7 +20,7 @@ from ...sbp.logical import Logical, LogicalOp
 from .annotate import Placed, note
 from .slots import joined_path
 
-__all__ = ["COMPOSITES", "Composite", "CompositeSite", "CompositeUse", "Left", "inside", "uses_of"]
+__all__ = ["COMPOSITES", "Composite", "CompositeSite", "CompositeUse", "Left", "inside", "uses_of", "uses_said"]
 
 USES = "_sbpflow_inside"  # said of the module itself
 PART = "_sbpflow_inside_as_part"  # said of a list that it is in: slices are lists of their own, which are not kept
@@ -35,12 +36,15 @@ class Left:
 
 @dataclass(frozen=True)
 class Composite:
-    """A way to compute some ops along axes; `noun` says in errors what it was looking for."""
+    """A way to compute some ops along axes; `noun` says in errors what it was looking for, and what it `takes` stands
+    behind its name. One that computes something else than the op does so `alone` too, on one rank."""
 
     name: str
     ops: frozenset[str]  # as rules name them
     noun: str
     axes: tuple[int, ...]  # over how many it may be
+    takes: tuple[str, ...]
+    alone: bool
 
     def calls(self, site: "CompositeSite") -> list[LogicalOp] | Left:
         """The calls that it makes in the place of an op, the last of which make the op's own values."""
@@ -50,8 +54,9 @@ class Composite:
 COMPOSITES: dict[str, Composite] = {}  # by name
 
 
-def composite_named(name: str) -> Composite:
-    """The composite of a name."""
+def composite_named(use: str) -> Composite:
+    """The composite of a name, behind which may stand what it takes."""
+    name = use.partition("(")[0].strip() if isinstance(use, str) else use
     found = COMPOSITES.get(name) if isinstance(name, str) else None
     if found is None:
         near = get_close_matches(str(name), COMPOSITES, 2, 0.5)
@@ -59,6 +64,28 @@ def composite_named(name: str) -> Composite:
         fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {listed}"
         raise SbpError(f"there is no composite {name!r}\n  {fix}; flow.nn.composite adds one")
     return found
+
+
+def settings_of(use: str) -> dict[str, object]:
+    """The settings that stand behind a composite's name, by name.
+
+    >>> settings_of("capacity(1.25)"), settings_of("ring")
+    ({'factor': 1.25}, {})
+    """
+    composite = composite_named(use)
+    try:
+        read = ast.parse(use.strip(), mode="eval").body
+        call = read if isinstance(read, ast.Call) else ast.Call(read, [], [])
+        said = dict(zip(composite.takes, map(ast.literal_eval, call.args), strict=False))
+        more = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        call, said, more = None, {}, {}
+    settings = said | more
+    if call is None or set(settings) != set(composite.takes) or len(settings) < len(call.args) + len(call.keywords):
+        takes = ", ".join(f"{name}=..." for name in composite.takes)
+        fix = f"it takes {takes}, as in {composite.name}({takes})" if takes else f"it takes nothing: {composite.name}"
+        raise SbpError(f"{use!r} is not how {composite.name} is said\n  {fix}")
+    return settings
 
 
 @dataclass(frozen=True)
@@ -73,6 +100,11 @@ class CompositeUse:
     @property
     def composite(self) -> Composite:
         return composite_named(self.use)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings that its text says, by name."""
+        return settings_of(self.use)
 
     def __str__(self) -> str:
         return f"inside {self.path or 'the model'} use {self.use} over {', '.join(map(str, self.over))}"
@@ -96,7 +128,8 @@ class CompositeSite:
 def inside(modules: Placed, *, use: str | None, over: str | int | Sequence[str | int] | None = None) -> Placed:
     """Say that ops of a module, or of each of several, are computed by a composite over an axis of their placement.
 
-    `use` is the name of one, such as "ring" or "chunked"; None takes all back that was said of the module. Some are
+    `use` is the name of one, such as "ring" or "chunked", with what it takes behind it, as in "capacity(1.25)"; None
+    takes all back that was said of the module. Some are
     over several axes, as in over=("row", "col"). It must stand for something that is called there, which is known when
     a graph is made. Eager calls go on as they are. A slice of a ModuleList or a Sequential stands for the modules in
     it.
@@ -120,6 +153,7 @@ def inside(modules: Placed, *, use: str | None, over: str | int | Sequence[str |
 def _axes(use: str, over: str | int | Sequence[str | int] | None) -> tuple[str | int, ...]:
     """The axes that a composite is to be over, as many as it can be over."""
     counts = composite_named(use).axes
+    settings_of(use)
     axes = tuple(over) if isinstance(over, list | tuple) else (over,)
     said = f"inside: use={use!r} over={over!r}"
     if not all(isinstance(axis, str | int) and not isinstance(axis, bool) for axis in axes):
@@ -147,10 +181,11 @@ def _say(module: nn.Module, key: str, use: str | None, over: tuple[str | int, ..
 
 def uses_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[CompositeUse, ...]]:
     """The notes of all modules that have some, by their paths; the last first."""
-    return {path: found for path, module in _all(modules) if (found := _noted(path, module))}
+    return {path: found for path, module in _all(modules) if (found := uses_said(path, module))}
 
 
-def _noted(path: str, module: nn.Module) -> tuple[CompositeUse, ...]:
+def uses_said(path: str, module: nn.Module) -> tuple[CompositeUse, ...]:
+    """The notes of one module at a path, the last first."""
     return tuple(
         CompositeUse(path, use, over, key == PART)
         for key in (USES, PART)

@@ -8,7 +8,7 @@ from math import prod
 from ..call import Call, Match
 from ..pattern import Dim, Operand, lay
 from ..rule import register
-from .labels import labelled, named, position
+from .labels import Labels, labelled, named, position
 
 __all__ = ["einsum", "tensordot"]
 
@@ -103,3 +103,31 @@ def experts(call: Call) -> Match:
     linear = [(position(call, name),) for name in ("share", "down")]
     sums: dict[Hashable, str] = {"choices": "sum", "inner": "sum"}
     return labelled(call, named(call, **labels), [["tokens", "out"]], reduced=sums, linear=linear, hollow=True)
+
+
+@register("sbpflow::module_experts")
+def module_experts(call: Call) -> Match:
+    """Of a module's own code it is known alone that its result is a sum over choices."""
+    return labelled(call, _weighed(call, ["tokens", None]), [["tokens", None]], reduced={"choices": "sum"}, hollow=True)
+
+
+@register("sbpflow::experts_part")
+def experts_part(call: Call) -> Match:
+    """Tokens may be split. Experts are those of a rank, which are told by their numbers."""
+    return labelled(call, _weighed(call, [None, "tokens", None]), [[None, "tokens", None]], hollow=True)
+
+
+@register("sbpflow::stacked_experts")
+def stacked_experts(call: Call) -> Match:
+    """Tokens may be split; the rows of a token are one for each expert."""
+    tokens: Labels = [None, "tokens", None]
+    weights = {name: [[None] * w.dim() for w in call.bound[name]] for name in ("stacks", "shared")}
+    return labelled(call, named(call, x=tokens, **weights), [tokens], hollow=True)
+
+
+def _weighed(call: Call, tokens: Labels) -> list[Labels]:
+    """The labels of tokens, choices, shares and weights."""
+    choices: Labels = ["tokens", "choices" if len(tokens) == 2 else None]
+    weights = {name: [[None] * w.dim() for w in call.bound[name]] for name in ("stacks", "shared")}
+    first = next(name for name in call.bound)
+    return named(call, **{first: tokens, "chosen": choices, "share": choices, **weights})

@@ -69,7 +69,7 @@ Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]  # at a call
 def data_dependent(asked: str, line: str, module: str) -> SbpError:
     """The error for Python code, or an op, whose course depends on what a tensor holds."""
     where = f" in {module}" if module else ""
-    experts = ", flow.nn.experts for tokens that choose experts" if asked in _PICKS else ""
+    experts = ", `inside PATH use dropless over AXIS` for layers of experts" if asked in _PICKS else ""
     asked = _SAID.get(asked, asked)
     return SbpError(
         f"capture: {asked} needs to know what a tensor holds\n"

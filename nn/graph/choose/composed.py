@@ -60,7 +60,7 @@ def composed(logical: Logical, where: Homes, uses: Uses, pins: Mapping[str, Any]
             )
         axes = _axes(use, there) if use else ()
         made: list[LogicalOp] | Left = [op]
-        if use is not None and any(there.shape[at] > 1 for at in axes):
+        if use is not None and (use.composite.alone or any(there.shape[at] > 1 for at in axes)):
             site = CompositeSite(op, logical, names, there, axes, use, pins, lambda: next(fresh))
             made = use.composite.calls(site)
             if isinstance(made, Left):

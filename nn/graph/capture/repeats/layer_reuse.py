@@ -30,6 +30,7 @@ from ..declared import Declared
 from ..interceptor import Interceptor
 from ..module_state import ModuleState
 from ..tape import Tape, View
+from .expert_calls import ExpertCalls
 from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name, reader
 from .object_calls import MethodCall, MethodCalls, modes
 
@@ -91,6 +92,7 @@ class Repeats:
         self.flowing = {id(module): module for module in held.modules if flow_of(module)}
         self.met: set[int] = set()  # modules of which a flow is said, and that were called
         self.blocks = blocks_of(held.paths, held.modules)
+        self.experts = ExpertCalls({held.paths[id(module)]: module for module in held.modules}, watch)
         self.traced: list[_Traced] = []
         self.taken = 0  # calls that were not traced
         self.busy: set[int] = set()
@@ -102,7 +104,7 @@ class Repeats:
 
     def call(self, run: Run, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the module; stands in for `nn.Module.__call__`."""
-        watch = self.watch
+        watch, run = self.watch, self.experts.around(run)
         before = watch.module, watch.block, watch.inner
         path = self.held.paths.get(id(module))
         watch.module, watch.inner = watch.module if path is None else path, module

@@ -27,15 +27,17 @@ class Inside(Statement):
     form = LineForm(
         heads=("inside",),
         grammar=r"""
-inside: _INSIDE PATH (_USE WORD "over"i NAME ("," NAME)* | _RUN EAGER)
+inside: _INSIDE PATH (_USE WAY "over"i NAME ("," NAME)* | _RUN EAGER)
 _USE.2: /use(?!\S)/i
 _RUN.2: /run(?!\S)/i
 EAGER.2: /eager(?!\S)/i
+WAY: /[^\s:,()\[\]{}=<>?]+(\s*\([^()]*\))?/
 """,
-        words={"WORD": "the name of a way to compute", "EAGER": "'eager'"},
+        words={"WAY": "the name of a way to compute", "EAGER": "'eager'"},
         examples={
             "inside model.layers.*.self_attn use ring over context": ("model.layers.*.self_attn", "ring", ("context",)),
             "inside h.*.mlp use summa over row, col": ("h.*.mlp", "summa", ("row", "col")),
+            "inside **.experts use capacity(1.25) over expert": ("**.experts", "capacity(1.25)", ("expert",)),
             "inside criterion run eager": ("criterion", EAGER),
         },
         says="a named way to compute, over an axis or several, as in `use summa over row, col` "
