@@ -64,7 +64,7 @@ def trained(model: Any, plan: str, alone: nn.Module, rows: int = 8, steps: int =
 
 @pytest.mark.parametrize("use", ["dropless", "capacity(1.25)"])
 @pytest.mark.parametrize("kind", ["looped", "sorted", "gathered"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_of_any_form_train_as_on_one_device(kind: str, use: str) -> None:
     model = Mixtures(kind)
     alone = copy.deepcopy(model)
@@ -80,7 +80,7 @@ def test_experts_of_any_form_train_as_on_one_device(kind: str, use: str) -> None
     ids=["uneven", "fewer experts than ranks", "fewer of both", "all choose one"],
 )
 @pytest.mark.parametrize("use", ["dropless", "capacity(0.5)"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_and_tokens_need_not_divide(use: str, count: int, rows: int, choices: int, favourite: Any) -> None:
     model = Mixtures(count=count, choices=choices, favourite=favourite)
     alone = copy.deepcopy(model)
