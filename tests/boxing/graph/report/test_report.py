@@ -175,6 +175,7 @@ def test_a_report_goes_through_json(graph: Physical) -> None:
         "placements",
         "time",
         "cut",
+        "eager",
         "idle",
         "choice",
         "recomputed",
