@@ -47,7 +47,7 @@ def joined(batch: T, where: Placement | None) -> T:
 
 
 def parted(result: T, where: Placement | None) -> T:
-    """What a step returned, as plain tensors: the rows that `joined` took from this process, and whole numbers.
+    """The result of a step as plain tensors: the rows that `joined` took from this process, and whole numbers.
 
     In one process, which plays all ranks, all is whole.
     """

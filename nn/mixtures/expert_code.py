@@ -10,12 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["ACTS", "ExpertCode", "Made", "code_named", "keep_code"]
+__all__ = ["ACTS", "ExpertCode", "ResultKind", "code_named", "keep_code"]
 
 # What each pair of a token [pairs, in] and the number of an expert gives, [pairs, out]: of tokens, numbers, shares,
 # weights with a dim of those experts first, and weights that all experts share.
 PairFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
-Made: TypeAlias = tuple[int, torch.dtype]  # how wide the result is, and its dtype
+ResultKind: TypeAlias = tuple[int, torch.dtype]  # how wide the result is, and its dtype
 
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -30,7 +30,7 @@ class ExpertCode:
     """The computation of a layer of experts. It is `linear` where a share of two gives twice as much as one of one."""
 
     run: PairFunction
-    made: Callable[[Tensor, Sequence[Tensor]], Made]  # of the tokens and the weights of experts
+    made: Callable[[Tensor, Sequence[Tensor]], ResultKind]  # of the tokens and the weights of experts
     linear: bool = True
 
 

@@ -12,7 +12,6 @@ from tests.nn.families import (
     WAYS,
     distance,
     everything,
-    loss_fn,
     losses_of,
     made,
     outcome,
@@ -56,7 +55,7 @@ def test_experts_in_groups_train_in_stages(name: str, micro_batches: int) -> Non
     model.config._experts_implementation = "grouped_mm"
     one, batches = copy.deepcopy(model), [FAMILIES[name].batch() for _ in range(2)]
     flow.nn.pipeline(model.model.layers, [flow.placement("cpu", [0]), flow.placement("cpu", [1])])
-    step = flow.compile(model, loss_fn, sgd(model), micro_batches=micro_batches)
+    step = flow.compile(model, FAMILIES[name].loss, sgd(model), micro_batches=micro_batches)
     torch.testing.assert_close(losses_of(step, batches), losses_of(plain(one), batches), rtol=1e-5, atol=1e-5)
     mine = dict(everything(model))
     assert max(distance(mine[name], value) for name, value in everything(one)) < 1e-5

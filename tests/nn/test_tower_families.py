@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 
-from .families import ENDS, IMAGE, LENGTH, ROWS, SMALL, STEPS, VOCABULARY, distance, everything, losses_of, sgd
+from .families import STEPS, distance, everything, losses_of, sgd
+from .family_tables.family import IMAGE
+from .family_tables.transformers_models import ENDS, SMALL, VOCABULARY
 
 # transformers says which kernels of others it does not find, and warns of its own names.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 hub: Any = importlib.import_module("transformers")
+ROWS, LENGTH = 8, 10
 OFF = 1e-7  # T5 and its kin compute in float32 inside
 DEEP = {"encoder_layers": 2, "decoder_layers": 4}
 LOOKS_BACK = {"d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 4, "num_heads": 4}

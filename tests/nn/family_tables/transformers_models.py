@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.nn.family_tables.family import CLASSES, IMAGE, Family
 
-__all__ = ["SMALL", "VOCABULARY", "WORDS", "model"]
+__all__ = ["ENDS", "HALVED_KEYS", "SMALL", "VOCABULARY", "WORDS", "model"]
 
 VOCABULARY = 64
 SMALL = {  # of each the config takes what it knows

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from tests.nn.families import ENDS, HALVED_KEYS, RIGHT, SMALL, VOCABULARY, losses_of, plain, rows_of
+from tests.nn.families import RIGHT, losses_of, plain, rows_of
+from tests.nn.family_tables.transformers_models import ENDS, HALVED_KEYS, SMALL, VOCABULARY
 from tests.nn.mixtures.left_out import limited
 from tests.nn.plan.families import MOMENTUM, OFF, STEPS, apart, compiled
 
