@@ -37,7 +37,6 @@ WAY: /[^\s:,()\[\]{}=<>?]+(\s*\([^()]*\))?/
         examples={
             "inside model.layers.*.self_attn use ring over context": ("model.layers.*.self_attn", "ring", ("context",)),
             "inside h.*.mlp use summa over row, col": ("h.*.mlp", "summa", ("row", "col")),
-            "inside **.experts use capacity(1.25) over expert": ("**.experts", "capacity(1.25)", ("expert",)),
             "inside criterion run eager": ("criterion", EAGER),
         },
         says="a named way to compute, over an axis or several, as in `use summa over row, col` "
