@@ -228,12 +228,9 @@ class Tape:
         return View(tensor, view.memory, number, view.memory.version, view.where, step)
 
     def leaf(self, tensor: Tensor) -> None:
-        """A tensor that gradients are asked for from now on: another value than it was, and than others that are it.
-        One that is not on the tape yet is such a value when it comes there."""
-        if id(tensor) not in self._views and storage_of(tensor) not in self._stored:
-            return
-        view = self.view(tensor)
-        if not view.memory.fixed:
+        """A tensor that gradients are asked for from now on: another value than it was, and than others that are it."""
+        met = id(tensor) in self._views or storage_of(tensor) in self._stored  # else it comes to the tape as one
+        if met and not (view := self.view(tensor)).memory.fixed:
             made = self._know(tensor, self._detached(tensor, view))
             self.leaves[made.number] = view.number
 
