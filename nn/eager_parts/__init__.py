@@ -2,6 +2,5 @@
 
 marks     `flow.nn.eager`: the mark on a module or a function
 held      the tensors of a module, others in their place for a while
-trial     what a part gives back, learnt at capture by a run of it
 part      a part as an op of a graph: its signature, its forward and its backward
 """

@@ -7,24 +7,20 @@ Neither changes what eager code does. A graph makes one op of each call. As Pyth
 look at values: `x.item()`, `x[mask]`, an `if` on a tensor, numpy, scipy.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
-from inspect import Signature, signature
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
-from weakref import ref
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from torch import nn
 
-from ...placement.errors import PlacementError, SbpError
+from ..model.recompute.own_forward import OwnForward, Run, check_called, forwards_of
 
 __all__ = ["EagerForward", "EagerFunction", "EagerMark", "eager", "eager_of", "parts_by"]
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 Marked = TypeVar("Marked", bound=nn.Module | Sequence[nn.Module])
-PartCode: TypeAlias = Callable[..., Any]
 
 _parts: Callable[["EagerMark", tuple[Any, ...], dict[str, Any]], Any] | None = None
 
@@ -40,34 +36,14 @@ def parts_by(parts: Callable[["EagerMark", tuple[Any, ...], dict[str, Any]], Any
         _parts = before
 
 
-class EagerForward:
-    """The forward of a module that is an eager part. It holds on to the module no more than a method does to its
-    object."""
+class EagerForward(OwnForward):
+    """The forward of a module that is an eager part."""
 
-    __slots__ = ("__weakref__", "_module", "inner")
-
-    def __init__(self, module: nn.Module, inner: PartCode | None) -> None:
-        self._module = ref(module)
-        self.inner = inner  # a forward that the module has of its own, not of its class
+    __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        mark = EagerMark(self._called(sys._getframe(1)), self.inner)
+        mark = EagerMark(self.called(), self.inner)
         return mark(*args, **kwargs) if _parts is None else _parts(mark, args, kwargs)
-
-    def _called(self, caller: Any) -> nn.Module:
-        """The module that is called: a shallow copy has the forward of the one that it was made of."""
-        found = caller.f_locals.get("self")
-        if isinstance(found, nn.Module) and vars(found).get("forward") is self:
-            return found
-        module = self._module()
-        assert module is not None
-        return module
-
-    @property
-    def __signature__(self) -> Signature:
-        module = self._module()
-        assert module is not None
-        return signature(self.inner or type(module).forward.__get__(module))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EagerForward, (self._module(), self.inner)
@@ -98,7 +74,7 @@ class EagerFunction(Generic[Given, Returned]):
 class EagerMark:
     """The code of an eager part that was called: the forward of a module, or a function."""
 
-    def __init__(self, module: nn.Module | None, inner: PartCode | None) -> None:
+    def __init__(self, module: nn.Module | None, inner: Run | None) -> None:
         self.module, self.inner = module, inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,33 +107,14 @@ def eager(what: Any, on: bool | None = True) -> Any:
     if each is None and callable(what):
         return EagerFunction(what) if on else what
     for module in each or [what]:
-        if not isinstance(module, nn.Module):
-            raise PlacementError(
-                f"eager: expected a module, a list of modules, or a function, found {type(module).__name__}\n"
-                "  pass what is in the model, as in flow.nn.eager(model.criterion)"
-            )
-        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
-            raise SbpError(
-                f"eager: {type(module).__name__} is never called, so there is nothing to run\n"
-                "  say it of those in it, as in flow.nn.eager(list(model.layers))"
-            )
+        check_called(module, "eager", "run", "a module, a list of modules, or a function", "model.criterion")
     for module in each or ():
-        _take_back(module)
+        EagerForward.take_back(module)
         if on:
             module.__dict__["forward"] = EagerForward(module, vars(module).get("forward"))
     return what
 
 
-def _take_back(module: nn.Module) -> None:
-    said = vars(module).get("forward")
-    if isinstance(said, EagerForward):
-        del module.__dict__["forward"]
-        if said.inner is not None:
-            module.__dict__["forward"] = said.inner
-
-
 def eager_of(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """The modules that are eager parts, by path."""
-    parts = ((path, part) for prefix, root in modules.items() for path, part in root.named_modules(prefix=prefix))
-    found = ((path, vars(part).get("forward")) for path, part in parts)
-    return {path: str(said) for path, said in found if isinstance(said, EagerForward)}
+    return forwards_of(modules, EagerForward)

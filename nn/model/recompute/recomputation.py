@@ -9,27 +9,24 @@ The module keeps its class and its state_dict; its `forward` is a note, by which
 change once.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import Signature, signature
 from typing import Any, TypeAlias, TypeVar
-from weakref import ref
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ....placement.errors import PlacementError, SbpError
+from ....placement.errors import SbpError
 from ..annotate import Modules
 from .core_replay import core_replayed
 from .kept_ops import kernels_of
+from .own_forward import OwnForward, Run, check_called, forwards_of
 from .replay import Contexts
 
 __all__ = ["Recomputing", "recompute", "recomputed_of", "regions_by"]
 
 Repeated = TypeVar("Repeated", bound=nn.Module | Sequence[nn.Module])
-Run: TypeAlias = Callable[..., Any]
 Regions: TypeAlias = Callable[["Recomputing", Run, tuple[Any, ...], dict[str, Any]], Any]
 
 _regions: Regions | None = None
@@ -46,18 +43,17 @@ def regions_by(regions: Regions | None) -> Iterator[None]:
         _regions = before
 
 
-class Recomputing:
-    """The forward of a module that is run again. It holds on to the module no more than a method does to its object."""
+class Recomputing(OwnForward):
+    """The forward of a module that is run again."""
 
-    __slots__ = ("__weakref__", "_module", "inner", "keep", "only")
+    __slots__ = ("keep", "only")
 
     def __init__(self, module: nn.Module, keep: tuple[str, ...], only: tuple[str, ...], inner: Run | None) -> None:
-        self._module = ref(module)
+        super().__init__(module, inner)
         self.keep, self.only = keep, only
-        self.inner = inner  # a forward that the module has of its own, not of its class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._called(sys._getframe(1))
+        module = self.called()
         run = self.inner or type(module).forward.__get__(module)
         if _regions is not None:
             return _regions(self, run, args, kwargs)
@@ -73,21 +69,6 @@ class Recomputing:
         with contexts.watched():
             # As positions: torch keeps the random numbers of the devices of these alone.
             return checkpoint(call, args, kwargs, use_reentrant=False, context_fn=contexts)
-
-    def _called(self, caller: Any) -> nn.Module:
-        """The module that is called: a shallow copy has the forward of the one that it was made of."""
-        found = caller.f_locals.get("self")
-        if isinstance(found, nn.Module) and vars(found).get("forward") is self:
-            return found
-        module = self._module()
-        assert module is not None
-        return module
-
-    @property
-    def __signature__(self) -> Signature:
-        module = self._module()
-        assert module is not None
-        return signature(self.inner or type(module).forward.__get__(module))
 
     def __eq__(self, other: object) -> bool:
         """Whether it says the same of its module as another does of its own."""
@@ -118,16 +99,7 @@ def recompute(
     """
     each = [modules] if isinstance(modules, nn.Module) else modules
     for module in each if isinstance(each, list | tuple) else [each]:
-        if not isinstance(module, nn.Module):
-            raise PlacementError(
-                f"recompute: expected a module or a list of modules, found {type(module).__name__}\n"
-                "  pass what is in the model, as in flow.nn.recompute(list(model.layers))"
-            )
-        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
-            raise SbpError(
-                f"recompute: {type(module).__name__} is never called, so there is nothing to run again\n"
-                "  say it of those in it, as in flow.nn.recompute(list(model.layers))"
-            )
+        check_called(module, "recompute", "run again", "a module or a list of modules", "list(model.layers)")
     kept, alone = ((words,) if isinstance(words, str) else tuple(words) for words in (keep, only))
     if kept and alone:
         raise SbpError(
@@ -141,22 +113,12 @@ def recompute(
             "  name other ops that are not run again: keep=[...]"
         )
     for module in each:
-        _take_back(module)
+        Recomputing.take_back(module)
         if again:
             module.__dict__["forward"] = Recomputing(module, kept, alone, vars(module).get("forward"))
     return modules
 
 
-def _take_back(module: nn.Module) -> None:
-    said = vars(module).get("forward")
-    if isinstance(said, Recomputing):
-        del module.__dict__["forward"]
-        if said.inner is not None:
-            module.__dict__["forward"] = said.inner
-
-
 def recomputed_of(modules: Modules) -> dict[str, str]:
     """The modules that are run again, by path, and how."""
-    parts = ((path, part) for prefix, root in modules.items() for path, part in root.named_modules(prefix=prefix))
-    found = ((path, vars(part).get("forward")) for path, part in parts)
-    return {path: str(said) for path, said in found if isinstance(said, Recomputing)}
+    return forwards_of(modules, Recomputing)
