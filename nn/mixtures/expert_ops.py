@@ -20,7 +20,7 @@ from ...sbp.recurrent import apart, differentiable
 from ...sbp.state import nth_part
 from .expert_code import ACTS, code_named
 
-__all__ = ["experts", "experts_part", "for_ranks", "from_ranks", "kept_rows", "stacked_experts"]
+__all__ = ["experts", "experts_part", "for_ranks", "from_ranks", "kept_rows", "stacked_experts", "through_own"]
 
 
 def experts(x: Tensor, chosen: Tensor, share: Tensor, up: Tensor, down: Tensor, *, act: str = "silu") -> Tensor:
@@ -172,14 +172,22 @@ def _module_experts(
     return made.squeeze(0)
 
 
+def through_own(
+    x: Tensor, stacks: Sequence[Tensor], shared: Sequence[Tensor], code: str, taken: Tensor | None = None
+) -> Tensor:
+    """Rows [experts, rows, in], each through the expert that it is of; those that are not `taken` make zeros."""
+    count, many, width = x.shape
+    chosen = torch.arange(count, device=x.device).repeat_interleave(many)
+    if taken is not None:
+        chosen = torch.where(taken.reshape(-1), chosen, -1)
+    rows, share = x.reshape(1, count * many, width), x.new_ones(count * many, 1)
+    made: Tensor = torch.ops.sbpflow.experts_part(rows, chosen[:, None], share, stacks, shared, [0, count], code)
+    return made.view(count, many, made.shape[-1])
+
+
 def _stacked_experts(x: Tensor, stacks: Sequence[Tensor], shared: Sequence[Tensor], code: str) -> Tensor:
-    """Rows [experts, tokens, in], each through the expert that it is of; those that are zero make zeros."""
-    count, tokens, width = x.shape
-    expert = torch.arange(count, device=x.device).repeat_interleave(tokens)
-    chosen = torch.where((x != 0).any(-1).reshape(-1), expert, -1)[:, None]
-    rows, share = x.reshape(1, count * tokens, width), x.new_ones(count * tokens, 1)
-    made: Tensor = torch.ops.sbpflow.experts_part(rows, chosen, share, stacks, shared, [0, count], code)
-    return made.view(count, tokens, made.shape[-1])
+    """Rows that are zero make zeros."""
+    return through_own(x, stacks, shared, code, (x != 0).any(-1))
 
 
 # Tokens on their way

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...sbp.state import nth_part
+from .expert_ops import through_own
 
 __all__ = ["from_rooms", "room_numbers", "room_size", "rooms", "rooms_part"]
 
@@ -71,15 +72,6 @@ def _rooms(x: Tensor, number: Tensor, chosen: Tensor, count: int, room: int, gro
     return padded.index_select(0, whose).view(count, size, x.shape[1])
 
 
-def _rooms_part(buffer: Tensor, stacks: Sequence[Tensor], shared: Sequence[Tensor], code: str) -> Tensor:
-    count, size, width = buffer.shape
-    rows = buffer.reshape(1, count * size, width)
-    chosen = torch.arange(count, device=buffer.device).repeat_interleave(size)[:, None]
-    share = buffer.new_ones(count * size, 1)
-    made: Tensor = torch.ops.sbpflow.experts_part(rows, chosen, share, stacks, shared, [0, count], code)
-    return made.view(count, size, made.shape[-1])
-
-
 def _from_rooms(made: Tensor, number: Tensor, chosen: Tensor, share: Tensor, room: int, groups: Tensor) -> Tensor:
     flat = torch.cat([made.flatten(0, 1), made.new_zeros(1, made.shape[2])])
     at = _slots(number, chosen, len(made), room, groups).reshape(-1)
@@ -91,7 +83,7 @@ _library: Any = torch.library.Library("sbpflow", "FRAGMENT")  # type: ignore[no-
 for _name, _takes, _run in (
     ("room_numbers", "Tensor chosen, int count, int room, int total, int groups, int[] held", _numbers),
     ("rooms", "Tensor x, Tensor number, Tensor chosen, int count, int room, Tensor groups", _rooms),
-    ("rooms_part", "Tensor rooms, Tensor[] stacks, Tensor[] shared, str code", _rooms_part),
+    ("rooms_part", "Tensor rooms, Tensor[] stacks, Tensor[] shared, str code", through_own),
     ("from_rooms", "Tensor made, Tensor number, Tensor chosen, Tensor share, int room, Tensor groups", _from_rooms),
 ):
     _library.define(f"{_name}({_takes}) -> Tensor")

@@ -135,17 +135,19 @@ class _Checking:
     def fill_places(self) -> None:
         """Refuse a pipeline whose lines leave out places of the axis, where nobody would have anything to do."""
         made = self.made
-        for piped in made.pipes[-1:]:
-            placed = {line.at for line, axis in made.places.values() if isinstance(line, Place) and axis == piped.axis}
-            used = placed.union(*(of.places for of in made.pipes))
-            idle = [str(at) for at in range(self.grids.size(piped.axis)) if at not in used]
-            if idle:
-                raise made.wrong(
-                    piped.by,
-                    "places",
-                    f"no layers are at {piped.axis}={', '.join(idle)}\n"
-                    f"  make {piped.axis} smaller, or give its places to a line, as in {piped.axis}[{idle[0]}:]",
-                )
+        if not made.pipes:
+            return
+        last = made.pipes[-1]
+        placed = {line.at for line, axis in made.places.values() if isinstance(line, Place) and axis == last.axis}
+        used = placed.union(*(of.places for of in made.pipes))
+        idle = [str(at) for at in range(self.grids.size(last.axis)) if at not in used]
+        if idle:
+            raise made.wrong(
+                last.by,
+                "places",
+                f"no layers are at {last.axis}={', '.join(idle)}\n"
+                f"  make {last.axis} smaller, or give its places to a line, as in {last.axis}[{idle[0]}:]",
+            )
 
     def leave_folded(self) -> None:
         """Nothing of an axis is left where a fold takes all of it. Lines for other parameters too pass over those of

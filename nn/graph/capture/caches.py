@@ -23,6 +23,7 @@ from ....placement.structure import ATOMS, mapped, part_at
 from ....sbp.call import frozen
 from ....sbp.layout import memory_gaps, memory_order
 from ....sbp.text import Pin
+from ...model.slots import joined_path
 from ...tensors.tensor import GlobalTensor
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "are_plain",
     "cache_parts",
     "copied_by",
-    "joined_path",
     "opened",
     "with_stand_ins",
 ]
@@ -156,16 +156,12 @@ def copied_by(value: Any, path: str, change: Callable[[str, Any], Any], kind: ty
     inside = cache_parts(value)
     if inside is None:
         return value
-    made = {key: copied_by(part, joined_path(path, key), change, kind) for key, part in inside.items()}
+    made = {key: copied_by(part, joined_path(path, str(key)), change, kind) for key, part in inside.items()}
     if isinstance(value, list | tuple):
         return type(value)(made.values())
     copied = copy.copy(value)
     (copied if isinstance(copied, dict) else vars(copied)).update(made)
     return copied
-
-
-def joined_path(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
 
 
 # Taking a cache apart
@@ -238,7 +234,7 @@ class _Look:
         return type(value), tuple([(key, self._part(part, held, key, path, counted)) for key, part in inside.items()])
 
     def _part(self, part: Any, held: Any, key: Any, path: str, counted: int | None) -> Any:
-        at = joined_path(path, key)
+        at = joined_path(path, str(key))
         if isinstance(part, Tensor):
             self.tensors[at] = held, key
             return Tensor

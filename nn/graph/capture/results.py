@@ -12,8 +12,9 @@ from ....placement.errors import SbpError
 from ....placement.structure import is_simple, part_at, replaced
 from ....placement.world import world
 from ....sbp.call import Ref, frozen
+from ...model.slots import joined_path
 from ...tensors.tensor import GlobalTensor
-from .caches import CacheArgument, CacheStandIn, GivenCache, cache_parts, copied_by, joined_path
+from .caches import CacheArgument, CacheStandIn, GivenCache, cache_parts, copied_by
 from .tape import Tape
 
 __all__ = ["CacheResults", "CapturedResult"]
@@ -143,7 +144,7 @@ class _Changes:
                 if key in was:
                     self._look(was[key], part, (*keys, key))
                 else:
-                    self.found.append(_Change((*keys, key), self._new(part, joined_path(path, key))))
+                    self.found.append(_Change((*keys, key), self._new(part, joined_path(path, str(key)))))
 
     def _look_at_leaf(self, before: Any, now: Any, keys: tuple[Any, ...]) -> None:
         if type(now) is int and type(before) is int:
