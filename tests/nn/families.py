@@ -26,7 +26,10 @@ from tests.nn.family_tables.torchvision_models import TORCHVISION
 from tests.nn.family_tables.transformers_models import WORDS
 from tests.nn.family_tables.transformers_senses import SENSES
 
-__all__ = ["FAMILIES", "LIBRARIES", "WAYS", "Loss", "layers_of", "made", "near", "outcome", "rows_of", "said", "table"]
+__all__ = [
+    "FAMILIES", "LIBRARIES", "WAYS", "Loss", "layers_of", "made", "make_page", "near", "outcome", "rows_of", "said",
+    "table",
+]  # fmt: skip
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 RIGHT = "right"
@@ -226,20 +229,28 @@ def said(found: str) -> str:
     return RIGHT if found == RIGHT else "refused"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=[])
+def make_page(
+    title: str | None,
+    names: Iterable[str],
+    ways: Iterable[str],
+    outcome: Callable[[str, str], str],
+    page: Callable[[dict[tuple[str, str], str]], str],
+    path: Path,
+) -> None:
+    """The command that tells what becomes of each name in each way, and writes the page anew if it was of all names."""
+    parser = argparse.ArgumentParser(description=title, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[])
     given = parser.parse_args()
-    found = {}
-    for name in given.families or FAMILIES:
-        for way in WAYS:
+    found, ways = {}, list(ways)
+    for name in given.names or names:
+        for way in ways:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found[name, way] = outcome(name, way)
-            print(f"{name:20} {way:14} {found[name, way]}", flush=True)
-    if not given.families:
-        PAGE.write_text(page(found))
+            print(f"{name:20} {way:30} {found[name, way]}", flush=True)
+    if not given.names:
+        path.write_text(page(found))
 
 
 if __name__ == "__main__":
-    main()
+    make_page(__doc__, FAMILIES, WAYS, outcome, page, PAGE)

@@ -58,7 +58,7 @@ def model(
     usual: tuple[str, ...] = (),
     eagerly: tuple[str, str] | None = None,
 ) -> Callable[[str], Family]:
-    """What makes the family of a name: `kind`, or the name itself, is the `model_type` of its config. Sizes may have
+    """The maker of the family of a name: `kind`, or the name itself, is the `model_type` of its config. Sizes may have
     configs in configs; of what `usual` names, the config keeps its own."""
 
     def family(name: str) -> Family:

@@ -64,7 +64,7 @@ def prompts(rows: int = 4, tokens: int = 5) -> Tensor:
 
 
 def generated(model: Any) -> dict[str, Tensor]:
-    """What a model generates for four rows of five tokens: at most six more, and twelve where it takes the best."""
+    """The tokens generated for four rows of five tokens: at most six more, and twelve where a model takes the best."""
     ids, generate = prompts(), model.generate
     padded = ids.clone()
     padded[0, :2] = 0

@@ -10,7 +10,7 @@ __all__ = ["limited"]
 
 
 def kept(chosen: Tensor, count: int, factor: float, groups: int) -> Tensor:
-    """Which choices find room, counted by hand: a group's first choices first, then its second ones."""
+    """The choices that find room, counted by hand: a group's first choices first, then its second ones."""
     flat = chosen.reshape(-1, chosen.shape[-1])
     room = max(1, math.ceil(round(factor * -(-len(flat) // groups) * flat.shape[1] / count, 9)))
     found = torch.zeros_like(flat, dtype=torch.bool)

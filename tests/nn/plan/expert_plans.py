@@ -4,10 +4,8 @@ python -m tests.nn.plan.expert_plans              # what becomes of each, and do
 python -m tests.nn.plan.expert_plans mixtral      # of these alone
 """
 
-import argparse
 import copy
 import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from tests.nn.families import RIGHT, losses_of, plain, rows_of
+from tests.nn.families import RIGHT, losses_of, make_page, plain, rows_of
 from tests.nn.family_tables.transformers_models import ENDS, HALVED_KEYS, SMALL, VOCABULARY
 from tests.nn.mixtures.left_out import limited
 from tests.nn.plan.families import MOMENTUM, OFF, STEPS, apart, compiled
@@ -134,20 +132,5 @@ def page(found: dict[tuple[str, str], str]) -> str:
     return top + rows_of(found, list(MIXTURES), PLANS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mixtures", nargs="*", default=[])
-    given = parser.parse_args()
-    found = {}
-    for name in given.mixtures or MIXTURES:
-        for plan in PLANS:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found[name, plan] = outcome(name, plan)
-            print(f"{name:20} {plan:30} {found[name, plan]}", flush=True)
-    if not given.mixtures:
-        PAGE.write_text(page(found))
-
-
 if __name__ == "__main__":
-    main()
+    make_page(__doc__, MIXTURES, PLANS, outcome, page, PAGE)

@@ -4,9 +4,7 @@ python -m tests.nn.plan.families            # what becomes of each, and docs/pla
 python -m tests.nn.plan.families llama t5   # of these alone
 """
 
-import argparse
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.nn.families import (
     layers_of,
     losses_of,
     made,
+    make_page,
     near,
     plain,
     rows_of,
@@ -228,20 +227,5 @@ def page(found: dict[tuple[str, str], str]) -> str:
     return top + REFUSED * (set(found.values()) != {RIGHT}) + rows_of(found, PLANNED, COLUMNS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=[])
-    given = parser.parse_args()
-    found = {}
-    for name in given.families or PLANNED:
-        for plan, column in COLUMNS.items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found[name, plan] = outcome(name, column)
-            print(f"{name:20} {plan:30} {found[name, plan]}", flush=True)
-    if not given.families:
-        PAGE.write_text(page(found))
-
-
 if __name__ == "__main__":
-    main()
+    make_page(__doc__, PLANNED, COLUMNS, lambda name, plan: outcome(name, COLUMNS[plan]), page, PAGE)

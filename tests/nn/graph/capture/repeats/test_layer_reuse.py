@@ -11,26 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import sbpflow.nn.graph.capture.trace as tracing
 from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
 from sbpflow.sbp.logical import Logical
 from tests.nn.graph.same import same, traced
 
 X = torch.randn(4, 4)
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Repeats]:
-    """What traces of this test made, to look at how many calls they took over."""
-    made: list[Repeats] = []
-
-    class Noted(Repeats):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(tracing, "Repeats", Noted)
-    return made
 
 
 def text(logical: Logical) -> list[str]:

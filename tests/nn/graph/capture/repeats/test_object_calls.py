@@ -8,25 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import sbpflow.nn.graph.capture.trace as tracing
 from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
 from tests.nn.graph.capture.repeats.test_layer_reuse import Block, Stack, text
 from tests.nn.graph.same import same, traced
 
 X = torch.randn(4, 4)
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Repeats]:
-    made: list[Repeats] = []
-
-    class Noted(Repeats):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(tracing, "Repeats", Noted)
-    return made
 
 
 class Kept:
