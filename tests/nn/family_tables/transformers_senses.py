@@ -1,12 +1,12 @@
 """Families of transformers that see, hear, or look ahead: pictures, films, sounds, pictures with words,
 time series."""
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from tests.nn.family_tables.family import CLASSES, IMAGE, Family
+from tests.nn.family_tables.family import CLASSES, IMAGE
 from tests.nn.family_tables.transformers_models import VOCABULARY, model
 
 __all__ = ["SENSES"]
@@ -165,12 +165,5 @@ MAKERS = {
         "prediction_length": 4, "patch_length": 4, "patch_stride": 4, "ffn_dim": 64}),
 }  # fmt: skip
 SENSES = {name: make(name) for name, make in MAKERS.items()}
-
-
-def judged(name: str, loss: Any) -> None:
-    family = SENSES[name]
-    SENSES[name] = Family(family.library, family.make, family.drawn, loss, family.otherwise)
-
-
-judged("clip", match_loss)
-judged("patchtst", forecast_loss)
+for name, loss in {"clip": match_loss, "patchtst": forecast_loss}.items():
+    SENSES[name] = replace(SENSES[name], loss=loss)
