@@ -180,7 +180,7 @@ class _Asked:
             return True
         if kind in ("sum", "count_nonzero") and self.fakes[op.inputs[0]].dtype is torch.bool:
             return True
-        part = any(isinstance(n, int | float) and (n < 0 or n != int(n)) for n in numbers)
+        part = any(isinstance(n, int | float) and (n < 0 or n % 1 != 0) for n in numbers)  # also of inf and nan
         adds = (kind in ("add", "mul") and not part) or kind in ("sum", "cumsum", "to", "_to_copy")
         return adds and bool(op.inputs) and self.counts.issuperset(op.inputs)
 

@@ -1,5 +1,6 @@
 """Time as an axis of the rule book: how values lie along it, what is made before the step, and what is refused."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ STATES: dict[str, tuple[Callable[..., Any], str]] = {
     "the first": (lambda m, x, y: m.layer(x)[0], "P"),
     "in order": (lambda m, x, y: x.sort(0)[0], "B"),
     "heads": (lambda m, x, y: m.layer(x).view(BATCH * 2, 2).t().reshape(2, -1), "S(1)"),
+    "without an upper end": (lambda m, x, y: m.layer(x).clamp(0.0, math.inf), "S(0)"),  # as falcon_h1's steps of time
     "by label": (lambda m, x, y: m.layer(x)[torch.arange(len(x)), y], "S(0)"),
     "a weight of each": (lambda m, x, y: m.layer(x) + m.two.repeat(len(x) // 2, 1), "S(0)"),
 }
