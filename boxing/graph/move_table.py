@@ -286,6 +286,8 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
 
     boxes = {box.output.name: box for box in graph.boxes}
     for box in graph.boxes:
+        if box.output.name in graph.copied:
+            continue
         yield row(box.source, "forward", graph.plan(box), [box.output.name], [box.source])
     for name in again:
         yield row(boxes[name].source, "again", graph.plan(boxes[name]), [name], [boxes[name].source])

@@ -185,6 +185,7 @@ class Physical:
     writes: Mapping[str, str] = field(default_factory=dict)  # buffers that change: name -> the value it then has
     called: Mapping[str, str] = field(default_factory=dict, compare=False)  # inputs as the user's function calls them
     cluster: Cluster | None = field(default=None, compare=False)  # by which it was chosen; None: the one in use
+    given: bool = field(default=False, compare=False)  # whether every rank has all arguments from its caller
 
     @cached_property
     def values(self) -> dict[str, Value]:
@@ -231,3 +232,15 @@ class Physical:
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
         return tuple(step for step in self.steps if isinstance(step, Box))
+
+    @cached_property
+    def copied(self) -> frozenset[str]:
+        """The copies of arguments on other ranks that no move makes, because these have the arguments as well."""
+        inputs = {s.value.name for s in self.sources if s.kind == "input" and not s.value.grad and self.given}
+        found: set[str] = set()
+        for box in self.boxes if inputs else ():
+            if box.source in inputs:
+                inputs.add(box.output.name)
+                here, there = self.layout(box.source).placement, box.output.layout.placement
+                found.update([box.output.name] if set(here.flat).isdisjoint(there.flat) else [])
+        return frozenset(found)

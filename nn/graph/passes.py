@@ -215,7 +215,8 @@ class Passes:
         regather = self.options.backend != "autograd"
         known = known or KnownOptions()
         made = decide(Choosing(logical, where, demands, room, enough, regather, self.name, known))
-        made = replace(made, graph=replace(self.encoded(made.graph), cluster=_cluster_of(made.graph)))
+        graph = replace(self.encoded(made.graph), cluster=_cluster_of(made.graph), given=self.options.piped)
+        made = replace(made, graph=graph)
         if room is not None and any(back.encoding is not None for back in made.graph.backs):
             self._fits_errors(made, room)
         if self.whole:

@@ -264,7 +264,8 @@ class Step:
 
     def __repr__(self) -> str:
         sent = sum(row.total * row.count for row in moves_of(self.graph, self.program.again))
-        return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent in all"
+        of = "for one micro-batch" if self.plan.pieces else "in all"
+        return f"{self.graph.name}: {len(self.graph.steps)} steps, {sent} bytes sent {of}"
 
 
 def _places_taken(logical: Logical) -> str:

@@ -1,11 +1,13 @@
 """Chunks and tasks of a graph: what runs where for one micro-batch, and what is handed to whom."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sbpflow import B, S
+from sbpflow.boxing.graph.move_table import moves_of
 from sbpflow.boxing.graph.physical import Physical
 from sbpflow.nn.graph.lower.segments import segments
 from sbpflow.nn.graph.tasks.chunks import Chunks, chunks, groups
@@ -149,6 +151,15 @@ def test_an_argument_is_not_sent_from_rank_to_rank() -> None:
     where, made = of(labelled)
     assert len(where.given) == 1
     assert len([hop for hop in made.hops if hop.target.kind == "F"]) == 1
+
+
+def test_an_argument_that_every_rank_has_is_told_as_no_move() -> None:
+    b = Build(PLACES[0])
+    graph = b.graph(total(b, labelled(b), B))
+    piped = replace(graph, given=True)
+    forward = [[row.name for row in moves_of(each) if row.direction == "forward"] for each in (graph, piped)]
+    assert [names.count("x") for names in forward] == [1, 0]
+    assert len(forward[1]) == 1
 
 
 def test_a_stage_that_trains_nothing_has_no_backward() -> None:
