@@ -1,16 +1,18 @@
-"""The two sides of a rule's arrow: patterns of factors, laid over the dims of a call's tensors.
+"""The two sides of a rule's arrow: patterns of factors, read from its text, and laid over the dims of a call's tensors.
 
-`lay` decides which dims of a call are one factor; what is written where, and what may be wrong with it, is read in
+`lay` decides which dims of a call are one factor; the rest of a rule, and what may be wrong with it, is read in
 `rule.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
 
 from .call import NEVER, Match
 
-__all__ = ["MARKS", "Dim", "Operand", "lay"]
+__all__ = ["MARKS", "WORD", "Dim", "Operand", "PatternReader", "Unread", "lay"]
 
 MARKS = {"+": "sum", ":max": "max", ":min": "min", ":avg": "avg", "!": "never"}
 
@@ -18,6 +20,10 @@ ABSENT = (0,)  # the shape of what ATen returns for results that were not asked 
 
 Key: TypeAlias = str | int  # a factor: its name, or for one of `...` or `*` its place, counted from the right
 Sizes: TypeAlias = Sequence[int]
+T = TypeVar("T")
+
+WORD = r"[A-Za-z_]\w*"
+_SPACES = " \t\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,88 @@ class Operand:
         """The factor of each dim, where `rest` are those of the dims that are not named."""
         places = tuple(rest)
         return [key for dim in self.dims for key in (places if dim.name == "*" else (dim.name,))]
+
+
+class Unread(Exception):
+    """Nothing that could follow stands at this place of a text."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+class PatternReader:
+    """Reads patterns from the left; `at` is the place in the text that it has come to.
+
+    >>> PatternReader("{... k+}").operand()
+    Operand(dims=(Dim(name='*', mark='', attr='', at=1), Dim(name='k', mark='sum', attr='', at=5)), kind='many', at=1)
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, len(text) - len(text.lstrip(_SPACES))
+
+    def found(self, what: str) -> str | None:
+        """Read what fits a regular expression, and the spaces behind it; None where nothing does."""
+        match = _expression(what).match(self.text, self.at)
+        if match is None:
+            return None
+        self.at = match.end()
+        return match[1]
+
+    def need(self, what: str) -> str:
+        found = self.found(what)
+        if found is None:
+            raise Unread(self.at)
+        return found
+
+    def each(self, one: Callable[[], T], parted: str) -> tuple[T, ...]:
+        """One or several, parted by what fits an expression."""
+        found = [one()]
+        while self.found(parted):
+            found.append(one())
+        return tuple(found)
+
+    def operand(self) -> Operand:
+        at = self.at
+        if self.found("_"):
+            return Operand((), "any", at)
+        kind = {"&": "addend", "{": "many", None: "one"}[self.found("[&{]")]
+        pattern = self._pattern()
+        if kind == "many":
+            self.need("}")
+        return replace(pattern, kind=kind)
+
+    def _pattern(self) -> Operand:
+        at, dims = self.at, list[Dim]()
+        if self.found(r"\("):
+            self.need(r"\)")
+            return Operand((), at=at)
+        while (dim := self._dim()) is not None:
+            dims.append(dim)
+        if not dims:
+            raise Unread(at)
+        return Operand(tuple(dims), at=at)
+
+    def _dim(self) -> Dim | None:
+        at = self.at
+        if name := self.found(r"(?!or\b)[A-Za-z][A-Za-z0-9]*"):
+            return Dim(name, self._mark(), at=at)
+        if self.found(r"\.\.\.|\*"):
+            attr = ""
+            if self.found(r"\["):
+                attr = self.need(WORD)
+                self.need(r"\]")
+            return Dim("*", self._mark(), attr, at)
+        return Dim("1", at=at) if self.found("1") else None
+
+    def _mark(self) -> str:
+        # Wide on purpose: a mark that does not exist is met later, with words that fit it.
+        found = self.found(r":\w*|[+!^~?@%$/]") or ""
+        return MARKS.get(found, found)
+
+
+@cache
+def _expression(text: str) -> re.Pattern[str]:
+    return re.compile(f"({text})[{_SPACES}]*")
 
 
 def lay(

@@ -21,18 +21,17 @@ Dims that are reduced or never split may be gone from an output, or be of size 1
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 
 from ..placement.errors import SbpError, caret
 from .call import Call, Match, Way, tensors_in
-from .pattern import MARKS, Dim, Operand, lay
+from .pattern import MARKS, WORD, Operand, PatternReader, Unread, lay
 from .schema import Operands, operands, suggest
 
-__all__ = ["RULES", "Rule", "RuleAnswer", "TextRule", "define", "load", "parse", "register"]
+__all__ = ["RULES", "BookLine", "Rule", "RuleAnswer", "TextRule", "define", "load", "parse", "register"]
 
 RuleAnswer: TypeAlias = Match | Sequence[Way] | None
 Rule: TypeAlias = Callable[[Call], RuleAnswer]
@@ -199,14 +198,36 @@ def _check(rule: TextRule) -> None:
         rule.check(shape)
 
 
+@dataclass(frozen=True)
+class BookLine:
+    """The rule of an op as a line has it, which is read when it is first called: a process calls few of the book's."""
+
+    name: str
+    text: str
+    source: str
+
+    @cached_property
+    def rule(self) -> TextRule | Either:
+        return parse(self.name, self.text, self.source)
+
+    def __call__(self, call: Call) -> Match | None:
+        return self.rule(call)
+
+
 def define(name: str, text: str, source: str = "rule") -> TextRule | Either:
     """Read the rule of an op and put it into the book. The rule of an op that torch does not know is checked when the
     op is called."""
-    rule = parse(name, text, source)
-    if name in RULES:
-        raise wrong(name, text, source, -len(name) - 2, f"{name} has a rule already", "keep one of the two")
-    register(name)(rule)
+    line = BookLine(name, text, source)
+    rule = line.rule
+    _put(line)
     return rule
+
+
+def _put(line: BookLine) -> None:
+    if line.name in RULES:
+        said = f"{line.name} has a rule already"
+        raise wrong(line.name, line.text, line.source, -len(line.name) - 2, said, "keep one of the two")
+    RULES[line.name] = line
 
 
 def load(text: str, source: str) -> None:
@@ -219,7 +240,7 @@ def load(text: str, source: str) -> None:
         names, _, body = line.partition(" ")
         for name in names.split("|"):
             if not name.endswith("?") or _exists(name[:-1]):
-                define(name.removesuffix("?"), body.strip(), f"{source}:{number}")
+                _put(BookLine(name.removesuffix("?"), body.strip(), f"{source}:{number}"))
 
 
 def _exists(name: str) -> bool:
@@ -271,102 +292,60 @@ def _check_factors(rule: TextRule) -> None:
 
 
 def _read(text: str, name: str, source: str) -> tuple[TextRule, ...]:
-    from lark import UnexpectedInput, UnexpectedToken
-
     try:
-        return _reader()(text)
-    except UnexpectedInput as error:
-        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
-        at = len(text) if ended or error.pos_in_stream is None else error.pos_in_stream
+        return _RuleReader(text).rules()
+    except Unread as error:
         fix = "rules look like  m k+, k+ n -> m n ; lin(0|1) hollow"
-        raise wrong(name, text, source, at, "cannot read the rule", fix) from None
+        raise wrong(name, text, source, error.at, "cannot read the rule", fix) from None
 
 
-@cache
-def _reader() -> Callable[[str], tuple[TextRule, ...]]:
-    from lark import Lark, Token, Transformer, v_args
+class _RuleReader(PatternReader):
+    """Reads what stands behind an op's name.
 
-    @v_args(inline=True)
-    class RuleBuilder(Transformer[Token, object]):
-        """Rules from the grammar, whose rules carry the names of these methods."""
+    By hand, not by lark as other texts, because every process reads some before its first step, and lark took 0.3 s to
+    load and to prepare the grammar.
+    """
 
-        def rules(self, *each: TextRule) -> tuple[TextRule, ...]:
-            return each
+    def rules(self) -> tuple[TextRule, ...]:
+        found = self.each(self.rule, r"or\b")
+        if self.at < len(self.text):
+            raise Unread(self.at)
+        return found
 
-        def rule(self, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...], *notes: object) -> TextRule:
-            linear = tuple(note for note in notes if isinstance(note, Linear))
-            tests = tuple(test for note in notes if isinstance(note, tuple) for test in note)
-            return TextRule("", "", "", inputs, outputs, linear, "hollow" in notes, tests)
+    def rule(self) -> TextRule:
+        inputs = self.each(self.operand, ",")
+        self.need("->")
+        outputs = self.each(self.operand, ",")
+        linear, tests, hollow = list[Linear](), list[Condition](), False
+        note = self.need(_NOTES) if self.found(";") else None
+        while note:
+            if note == "lin":
+                linear.append(self.linear())
+            elif note == "where":
+                tests += self.each(self.test, _AND)
+            hollow = hollow or note == "hollow"
+            note = self.found(_NOTES)
+        return TextRule("", "", "", inputs, outputs, tuple(linear), hollow, tuple(tests))
 
-        def operands(self, *each: Operand) -> tuple[Operand, ...]:
-            return each
+    def linear(self) -> Linear:
+        self.need(r"\(")
+        at = self.at
+        groups = self.each(lambda: self.each(lambda: int(self.need(r"\d+")), ","), r"\|")
+        self.need(r"\)")
+        return Linear(groups, self.each(self.test, _AND) if self.found(r"where\b") else (), at)
 
-        def one(self, pattern: Operand) -> Operand:
-            return pattern
-
-        def addend(self, pattern: Operand) -> Operand:
-            return replace(pattern, kind="addend")
-
-        def many(self, pattern: Operand) -> Operand:
-            return replace(pattern, kind="many")
-
-        def any(self, word: Token) -> Operand:
-            return Operand((), "any", word.start_pos or 0)
-
-        def pattern(self, *dims: Dim) -> Operand:
-            return Operand(dims, at=dims[0].at if dims else 0)
-
-        def named(self, name: Token, mark: str | None = None) -> Dim:
-            return Dim(str(name), _mark(mark), at=name.start_pos or 0)
-
-        def rest(self, word: Token, *more: str) -> Dim:
-            attr = next((str(part) for part in more if part.type == "WORD"), "")  # type: ignore[attr-defined]
-            mark = next((part for part in more if part.type == "MARK"), None)  # type: ignore[attr-defined]
-            return Dim("*", _mark(mark), attr, word.start_pos or 0)
-
-        def single(self, word: Token) -> Dim:
-            return Dim("1", at=word.start_pos or 0)
-
-        def attr(self, word: Token) -> Token:
-            return word
-
-        def group(self, *numbers: Token) -> tuple[Token, ...]:
-            return numbers
-
-        def lin(self, *parts: Any) -> Linear:
-            groups = [tuple(map(int, part)) for part in parts if not isinstance(part[0], Condition)]
-            tests = tuple(test for part in parts for test in part if isinstance(test, Condition))
-            return Linear(tuple(groups), tests, parts[0][0].start_pos)
-
-        def hollow(self) -> str:
-            return "hollow"
-
-        def guard(self, tests: tuple[Condition, ...]) -> tuple[Condition, ...]:
-            return tests
-
-        def where(self, *tests: Condition) -> tuple[Condition, ...]:
-            return tests
-
-        def absent(self, attr: Token) -> Condition:
-            return Condition(str(attr), lambda value: value is None, attr.start_pos or 0)
-
-        def present(self, attr: Token) -> Condition:
-            return Condition(str(attr), lambda value: value is not None, attr.start_pos or 0)
-
-        def equal(self, attr: Token, literal: Token) -> Condition:
-            wanted = _literal(literal)
-            return Condition(str(attr), lambda value: value == wanted, attr.start_pos or 0)
-
-        def unequal(self, attr: Token, literal: Token) -> Condition:
-            wanted = _literal(literal)
-            return Condition(str(attr), lambda value: value != wanted, attr.start_pos or 0)
-
-    grammar = Path(__file__).with_name("rules.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", start="rules", transformer=RuleBuilder()).parse  # type: ignore[return-value]
+    def test(self) -> Condition:
+        at, attr = self.at, self.need(WORD)
+        if self.found(r"is\b"):
+            absent = not self.found(r"not\b")
+            self.need(r"None\b")
+            return Condition(attr, lambda value: (value is None) == absent, at)
+        equal = self.need("==|!=") == "=="
+        wanted = _literal(self.need(r"-?(?:\d+(?:\.\d+)?|inf)|True|False|'[^']*'|\"[^\"]*\""))
+        return Condition(attr, lambda value: bool(value == wanted) == equal, at)
 
 
-def _mark(mark: str | None) -> str:
-    return "" if mark is None else MARKS.get(mark, str(mark))
+_NOTES, _AND = r"(?:lin|hollow|where)\b", r"and\b"
 
 
 def _literal(text: str) -> object:

@@ -62,7 +62,7 @@ def _axes(call: Call) -> list[tuple[int, ...]]:
 
 def _of_view(call: Call, wanted: Cuts) -> Iterable[tuple[int, Factors]]:
     """Splits of dims of the result as cuts of the input; only those that a plain split would not give."""
-    from ..book.views import carried  # the book reads its rules with lark: not before someone plans
+    from ..book.views import carried  # loads the book: not before someone plans
 
     shape, target = tuple(call.inputs[0].shape), tuple(call.outputs[0].shape)
     split: Cuts = {(d, axes): None for d in range(1, len(target)) for axes in _axes(call)}

@@ -157,6 +157,9 @@ def test_a_call_that_does_not_fit_gets_no_answer(text: str, what: tuple[Any, ...
         ("amax", "*[dim] -> *", 0, "[dim] marks nothing"),
         ("amax", "* -> ", 5, "cannot read the rule"),
         ("amax", "* = *", 2, "cannot read the rule"),
+        ("amax", "*[dim:max -> *", 5, "cannot read the rule"),
+        ("amax", "* -> * ; hollowly", 9, "cannot read the rule"),
+        ("amax", "* -> * ; hollow where dim is 3", 29, "cannot read the rule"),
         ("amaxx", "* -> *", -7, "there is no op amaxx"),
         ("sum.dim", "* -> *", -9, "there is no op sum.dim"),
         ("prims::nothing", "* -> *", -16, "there is no op prims::nothing"),
@@ -192,6 +195,13 @@ def test_lines_share_a_rule_and_go_on(shelf: dict[str, Rule]) -> None:
     match = shelf["amax"](call("amax", (2, 3), [0]))
     assert isinstance(match, Match)
     assert match.reduced == {}
+
+
+def test_a_line_is_read_when_its_op_is_first_called(shelf: dict[str, Rule]) -> None:
+    load("mm m k+, k+ n -> m n\n\namax *[dim]:max => *\n", "c.rules")
+    assert shelf["mm"](call("mm", (2, 3), (3, 2))) is not None
+    with pytest.raises(SbpError, match=r"c\.rules:3: cannot read the rule"):
+        shelf["amax"](call("amax", (2, 3), [0]))
 
 
 @pytest.mark.usefixtures("shelf")
