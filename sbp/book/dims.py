@@ -143,12 +143,10 @@ def triangle(call: Call) -> Match:
     return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)
 
 
-@register("flip", "roll", "fliplr", "flipud")
-def flip(call: Call) -> Match | None:
+@register("flip", "fliplr", "flipud")
+def flip(call: Call) -> Match:
     ndim = call.inputs[0].dim()
     dims = {"fliplr": [1], "flipud": [0]}.get(call.name, call.bound.get("dims"))
-    if call.name == "roll" and not dims:
-        return None  # rolls through all elements in a row
     moved = {d % ndim for d in ([dims] if isinstance(dims, int) else dims or ())}
     labels = [None if d in moved else d for d in range(ndim)]
     return labelled(call, [labels], [labels], linear=[(0,)], hollow=True)

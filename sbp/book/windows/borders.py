@@ -1,14 +1,14 @@
-"""Paddings with what a tensor has itself: its other end, a mirror image, or its last place over and over.
+"""Paddings with what a tensor has itself: its other end, a mirror image, or its last place over and over; and rolls.
 
 places of x     0 1 2 3 4 5        wraps      4 5|0 1 2 3 4 5|0 1
 padded by two                      mirrors    2 1|0 1 2 3 4 5|4 3
                                    repeats    0 0|0 1 2 3 4 5|5 5
 
 Each place of the result has one of the input. So where the dim is split a rank takes the places that its part wants,
-which are those of a neighbour on the other side of the ring where it wraps round.
+which are those of a neighbour on the other side of the ring where it wraps round. A roll begins a ring elsewhere.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -43,21 +43,39 @@ def replicated(call: Call) -> Match:
     return _padded(call, "repeats", call.bound["padding"])
 
 
+@register("roll")
+def rolled(call: Call) -> Match | None:
+    """Ranks take as many places of a neighbour as the roll is long."""
+    x, shifts, dims = call.inputs[0], call.bound["shifts"], call.bound["dims"]
+    if not dims and x.dim() != 1:
+        return None  # rolls through all elements in a row
+    by = dict[int, int]()
+    for d, shift in zip(dims or [0], shifts, strict=True):
+        by[d % x.dim()] = by.get(d % x.dim(), 0) + shift
+    starts = {d: -shift % x.shape[d] for d, shift in by.items() if x.shape[d]}
+    return _seen(call, {d: Window(x.shape[d], at, at, beyond="wraps") for d, at in starts.items()}, hollow=True)
+
+
 def _padded(call: Call, border: Border, amounts: Sequence[int], *, hollow: bool = False) -> Match:
-    """A sum passes through, since nothing comes from outside."""
     x, y = call.inputs[0], call.outputs[0]
     pairs = {x.dim() - 1 - at // 2: (amounts[at], amounts[at + 1]) for at in range(0, len(amounts), 2)}
     whole = {d for d, pair in pairs.items() if border == "wraps" and min(pair) < 0}
     windows = {
         d: Window(y.shape[d], -p, -p, beyond=border) for d, (p, q) in pairs.items() if (p or q) and d not in whole
     }
+    return _seen(call, windows, whole, hollow=hollow)
+
+
+def _seen(call: Call, windows: Mapping[int, Window], whole: Set[int] = frozenset(), *, hollow: bool = False) -> Match:
+    """A sum passes through, since nothing comes from outside."""
+    x = call.inputs[0]
     labels = [None if d in whole else d for d in range(x.dim())]
     match = labelled(call, [labels], [labels], linear=[(0,)], hollow=hollow)
     return seen_by(match, windows, Rewritten(partial(_near, call, windows, whole)))
 
 
 def _near(
-    call: Call, windows: Mapping[int, Window], whole: set[int], piece: Piece, x: Any, *_: Any, **__: Any
+    call: Call, windows: Mapping[int, Window], whole: Set[int], piece: Piece, x: Any, *_: Any, **__: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A rank's part of the result, dim by dim, from the places that it has; the op fills dims that stay whole."""
     runs = {

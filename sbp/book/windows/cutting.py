@@ -90,7 +90,7 @@ def _none(shape: tuple[int, ...], x: Tensor) -> Tensor:
 
 @register("slice.Tensor", "narrow")
 def cut(call: Call) -> Match:
-    """A slice: ranks keep pieces where it keeps more than half of a dim's places in a row, and hold addends
+    """A slice: ranks keep pieces where it goes through more than half of a dim, in steps or in a row, and hold addends
     otherwise."""
     x, dim = call.inputs[0], call.bound["dim"] % call.inputs[0].dim()
     size, step, count = x.shape[dim], call.bound.get("step", 1), call.outputs[0].shape[dim]
@@ -100,15 +100,26 @@ def cut(call: Call) -> Match:
     start = call.bound["start"] or 0
     start = max(start + size, 0) if start < 0 else min(start, size)
     addends = part_of(call, dim, range(start, start + step * count, step))
-    if step > 1 or 2 * count <= size:
+    if count < 2 or 2 * step * count <= size:
         return addends
     match = labelled(call, [labels], [labels], linear=[(0,)], hollow=True)
-    return replace(seen_by(match, {dim: Window(count, start, start)}, Rewritten(_as_seen)), alone=addends)
+    near = Rewritten(_as_seen if step == 1 else partial(_in_steps, dim, start, step))
+    first = start - start % step  # seen are all places of a step, so that slices that interleave want the same
+    return replace(seen_by(match, {dim: Window(count, first, first + step - 1, step)}, near), alone=addends)
 
 
 def _as_seen(piece: Piece, x: Any, *_: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The very places that windows of one place see."""
     return torch.Tensor.view_as, (x, x)
+
+
+def _in_steps(
+    dim: int, start: int, step: int, piece: Piece, x: Any, *_: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The places that are wanted of those that a rank has."""
+    (wanted,), (held,) = piece.out_spans(0, dim) or ((0, 0),), piece.spans(0, dim) or ((0, 0),)
+    first = wanted[0] * step + start - held[0] if wanted != (0, 0) else 0
+    return torch.ops.aten.slice.Tensor, (x, dim, first, first + (wanted[1] - wanted[0]) * step, step)
 
 
 @register("constant_pad_nd")

@@ -1,4 +1,4 @@
-"""Paddings with what a tensor has itself: where the padded dim is split, each rank's part is that of one device."""
+"""Paddings with what a tensor has itself, and rolls: where the dim is split, each rank's part is that of one device."""
 
 from itertools import product
 from typing import Any
@@ -73,3 +73,40 @@ def test_what_was_padded_is_memory_of_its_own() -> None:
     x: Any = flow.tensor(torch.zeros(1, 16), placement=RING, sbp=S(1))
     F.pad(x, [1, -1], mode="replicate").add_(1)
     assert not x.full_tensor().any()
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("shift", [0, 1, -1, 2, -3, 13])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 9])
+def test_rolls_of_a_line_lack_nothing(size: int, shift: int) -> None:
+    for how in (([shift], [0]), ([shift, 1], [0, 0]), ([shift, -1], [-2, 1])):
+        found = check_rule("roll", torch.randn(size, 4, dtype=F64), *how)
+        assert str(found) == "every listed signature holds, and no other"
+    assert not check_rule("roll", torch.randn(size, dtype=F64), [shift]).wrong
+
+
+@pytest.mark.parametrize("rows", [3, 5, 7, 16])
+@pytest.mark.parametrize("shift", [1, -2, 6])
+def test_a_roll_takes_as_many_rows_as_it_is_long(rows: int, shift: int) -> None:
+    x: Any = torch.randn(1, rows, 6, 2, dtype=F64, requires_grad=True)
+    split: Any = flow.tensor(x.detach(), placement=RING, sbp=S(1)).requires_grad_()
+    with flow.record() as moves:
+        found = split.roll((shift, 2), (1, 2))
+        weights = torch.randn(found.shape, dtype=F64)
+        (found * flow.tensor(weights, placement=RING, sbp=S(1))).sum().backward()
+    want = x.roll((shift, 2), (1, 2))
+    (want * weights).sum().backward()
+    assert found.sbp == (S(1),)
+    assert torch.equal(found.full_tensor(), want)
+    torch.testing.assert_close(split.grad.full_tensor(), x.grad)
+    assert {m.route for m in moves if m.bytes} <= {"halo", "halo_sum", "all_reduce"}  # the last of the sum
+    if rows == 16:  # four of a rank, none of which the sixth before is
+        assert [m.bytes for m in moves if "halo" in m.route] == [min(abs(shift), 4) * 6 * 2 * 8] * 2
+
+
+def test_two_rolls_of_a_plane_in_six_go_through_one_exchange() -> None:
+    x = torch.randn(1, 1, 8, 9, dtype=F64)
+    with flow.record() as moves:
+        found: Any = flow.tensor(x, placement=GRID, sbp=(S(2), S(3))).roll((-1, 2), (2, 3))
+    assert torch.equal(found.full_tensor(), x.roll((-1, 2), (2, 3)))
+    assert next(m.route for m in moves if m.bytes) == "halo"

@@ -39,6 +39,32 @@ def test_a_difference_of_neighbours_takes_one_row(rows: int) -> None:
     torch.testing.assert_close(split.grad.full_tensor(), x.grad)
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("start", [0, 1, 2, 5])
+@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 5, 7, 8, 12])
+def test_slices_in_steps(size: int, step: int, start: int) -> None:
+    for end in (size, size - 1):
+        assert not check_rule("slice.Tensor", torch.randn(size, 3, dtype=F64), 0, start, end, step).wrong
+
+
+@pytest.mark.parametrize(("rows", "sent"), [(16, 0), (14, 1), (15, 1), (6, 1), (5, 2)])
+def test_places_that_interleave_are_pieces(rows: int, sent: int) -> None:
+    """Each rank has whole pairs of rows, or lacks as much as a row of a neighbour."""
+    x: Any = torch.randn(rows, 5, dtype=F64, requires_grad=True)
+    split: Any = flow.tensor(x.detach(), placement=flow.placement("cpu:[0-3]"), sbp=S(0)).requires_grad_()
+    with flow.record() as moves:
+        even, odd = split[0::2], split[1::2]
+    assert even.sbp == odd.sbp == (S(0),)
+    assert {m.route for m in moves if m.bytes} <= {"halo"}
+    assert max((m.bytes for m in moves), default=0) <= sent * 5 * 8
+    for found, want in ((even, x[0::2]), (odd, x[1::2])):
+        assert torch.equal(found.full_tensor(), want)
+        found.pow(3).sum().backward()
+        want.pow(3).sum().backward()
+    torch.testing.assert_close(split.grad.full_tensor(), x.grad)
+
+
 def test_a_small_part_is_left_as_addends() -> None:
     x: Any = flow.tensor(X, placement=flow.placement("cpu:[0-2]"), sbp=S(0))
     assert x[1:3].sbp == (P,)
