@@ -1,14 +1,14 @@
 """Models of four libraries by family, tiny and with random weights, trained in four ways beside one device.
 
 python -m tests.nn.families            # what becomes of each, and docs/families.md anew: an hour
-python -m tests.nn.families llama t5   # of these alone
+python -m tests.nn.families llama t5   # of these alone, and their rows
 """
 
 import argparse
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,8 +27,8 @@ from tests.nn.family_tables.transformers_models import WORDS
 from tests.nn.family_tables.transformers_senses import SENSES
 
 __all__ = [
-    "FAMILIES", "LIBRARIES", "WAYS", "Loss", "layers_of", "made", "make_page", "near", "outcome", "rows_of", "said",
-    "table",
+    "FAMILIES", "LIBRARIES", "WAYS", "Loss", "known", "layers_of", "made", "make_page", "near", "outcome", "rows_of",
+    "said", "table",
 ]  # fmt: skip
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
@@ -225,31 +225,41 @@ def rows_of(found: dict[tuple[str, str], str], names: Iterable[str], ways: Itera
     return "\n".join(lines) + "\n"
 
 
+def known(page: Path) -> dict[tuple[str, str], str]:
+    """The outcomes that a page tells, with the reasons of what is refused."""
+    text, found = page.read_text(), table(page)
+    for where, reason in re.findall(r"^- (.+?\)): `(.+)`$", text.partition("## Refused")[2], re.MULTILINE):
+        found |= dict.fromkeys(re.findall(r"(?:^|, )([^(]+) \(([^)]+)\)", where), reason)
+    return found
+
+
 def said(found: str) -> str:
     return RIGHT if found == RIGHT else "refused"
 
 
 def make_page(
     title: str | None,
-    names: Iterable[str],
+    names: Collection[str],
     ways: Iterable[str],
     outcome: Callable[[str, str], str],
     page: Callable[[dict[tuple[str, str], str]], str],
     path: Path,
 ) -> None:
-    """The command that tells what becomes of each name in each way, and writes the page anew if it was of all names."""
+    """The command that tells what becomes of these names, or of all, in each way, and writes their rows of the page."""
     parser = argparse.ArgumentParser(description=title, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[])
     given = parser.parse_args()
-    found, ways = {}, list(ways)
+    ways = list(ways)
+    found = {key: text for key, text in known(path).items() if given.names and key[0] in names and key[1] in ways}
+    if given.names and (lacking := sorted({name for name in names if (name, ways[0]) not in found} - {*given.names})):
+        parser.error(f"the page has no row of {', '.join(lacking)}: name these too")
     for name in given.names or names:
         for way in ways:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found[name, way] = outcome(name, way)
             print(f"{name:20} {way:30} {found[name, way]}", flush=True)
-    if not given.names:
-        path.write_text(page(found))
+    path.write_text(page({(name, way): found[name, way] for name in names for way in ways}))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,16 @@ import torch
 import sbpflow as flow
 from tests.nn.families import (
     FAMILIES,
+    PAGE,
     WAYS,
     distance,
     everything,
+    known,
     losses_of,
     made,
     outcome,
     plain,
+    rows_of,
     said,
     sgd,
     table,
@@ -27,6 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_the_page_has_every_family() -> None:
     assert table().keys() == {(name, way) for name in FAMILIES for way in WAYS}
+
+
+def test_rows_that_are_kept_stay_as_they_are() -> None:
+    assert rows_of(known(PAGE), FAMILIES, WAYS) in PAGE.read_text()
 
 
 @pytest.mark.sampled(2)

@@ -164,7 +164,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             raise SbpError(
                 f"recompute: {self.module or 'the model'}, called at {user_line()}, has no attention\n"
                 "  there is neither a fused one in it nor a softmax between products\n"
-                "  leave out only=, so that all of it is run again"
+                "  leave out only=, and in a plan `.core`, so that all of it is run again\n"
+                "  or name the modules that have one, as in layers.[0].self_attn.core"
             )
         for places in found:
             region = self.new_region()

@@ -1,14 +1,17 @@
 """Models of four libraries by family, under plans of the language beside one device.
 
 python -m tests.nn.plan.families            # what becomes of each, and docs/plan_families.md anew
-python -m tests.nn.plan.families llama t5   # of these alone
+python -m tests.nn.plan.families llama t5   # of these alone, and their rows
 """
 
 import copy
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow.boxing.graph.move_table import moves_of
 from sbpflow.boxing.graph.physical import Op
+from sbpflow.nn.graph.optimizer.adopted_model import AdoptedModel
+from sbpflow.placement.world import owned
 from tests.libraries import library
 from tests.nn.families import (
     FAMILIES,
@@ -34,6 +39,7 @@ from tests.nn.families import (
     sgd,
 )
 from tests.nn.family_tables.family import named_loss
+from tests.nn.plan.sent_bytes import planned_bytes
 
 __all__ = ["COLUMNS", "FEW", "PAGE", "PLANNED", "WITH_A_PLAN", "Column", "Size", "apart", "compiled", "outcome"]
 
@@ -42,13 +48,35 @@ STEPS, MOMENTUM = 2, 0.9
 WITH_A_PLAN = [  # a tp_plan
     "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
     "gpt_neox", "granite", "llama", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2",
-    "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2",
+    "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2", "granitemoe", "phimoe", "glm4_moe", "llama4_text",
+    "minimax", "qwen3_next", "jamba",
 ]  # fmt: skip
 PLANNED = [
     *WITH_A_PLAN,
-    "biogpt", "gpt2", "codegen", "wav2vec2", "timm vit", "timm poolformer", "torchvision mobilenet_v2",
-    "torchvision mobilenet_v3", "torchvision swin_v2",
+    "biogpt", "gpt2", "codegen", "bloom", "falcon", "gpt_bigcode", "modernbert-decoder", "mpt", "opt", "persimmon",
+    "stablelm", "mamba", "recurrent_gemma", "gpt_oss", "mamba2", "falcon_h1", "bamba", "zamba2", "gptj", "gpt_neo",
+    "ctrl", "bert", "wav2vec2",
+    *(f"timm {name}" for name in ("vit", "poolformer", "efficientnet", "nfnet")),
+    *(f"torchvision {name}" for name in ("mobilenet_v2", "mobilenet_v3", "swin_v2", "maxvit", "fcn", "deeplabv3", "r3d",
+    "r2plus1d", "mvit", "swin3d")),
 ]  # fmt: skip
+CODER, BLOCKS = ("encoder.down_blocks", "decoder.up_blocks"), ("transformer_blocks",)
+PAIR = ("model.encoder.layers", "model.decoder.layers")
+TOWERS = {  # of layers, where these are not the longest list
+    "bart": PAIR, "pegasus": PAIR, "marian": PAIR, "mbart": PAIR, "whisper": PAIR,
+    "t5": ("encoder.block", "decoder.block"), "longt5": ("encoder.block", "decoder.block"),
+    "clip": ("text_model.encoder.layers", "vision_model.encoder.layers"),
+    "llava": ("model.vision_tower.encoder.layers", "model.language_model.layers"),
+    "paligemma": ("model.vision_tower.encoder.layers", "model.language_model.layers"),
+    **{f"diffusers UNet{kind}Model": ("down_blocks", "up_blocks") for kind in ("2D", "2DCondition", "3DCondition")},
+    "diffusers ControlNetModel": ("down_blocks",),
+    **{f"diffusers {kind}": CODER for kind in ("AutoencoderKL", "VQModel", "AutoencoderDC")},
+    **{f"diffusers {kind}Transformer2DModel": BLOCKS for kind in ("DiT", "PixArt", "SD3", "Sana")},
+    "diffusers CogVideoXTransformer3DModel": BLOCKS, "diffusers WanTransformer3DModel": ("blocks",),
+    "diffusers FluxTransformer2DModel": ("transformer_blocks", "single_transformer_blocks"),
+    "diffusers AuraFlowTransformer2DModel": ("single_transformer_blocks",),
+}  # fmt: skip
+NARROW = {"mamba2", "bamba", "xlnet"}  # whose heads are not of any width
 OFF = 1e-5  # of what a step changes in a tensor: many models compute in float32 inside, whatever their weights are
 
 
@@ -132,20 +160,22 @@ def plan_of(name: str, model: nn.Module, column: Column, batch: Mapping[str, Ten
     images come in pieces of words and rows, if the column's do."""
     if name in WITH_A_PLAN:
         return column.plan
-    path = layers_of(model)[0]
+    towers = TOWERS.get(name) or (layers_of(model)[0],)
     lines = [line for line in column.plan.splitlines() if not line.startswith("**.layers.")]
     if len(lines) < len(column.plan.splitlines()):
         lines += [f"input {key} <- tensor=S({(x.ndim + 1) // 2})" for key, x in batch.items() if x.ndim > 1]
     lines = ["**: tensor=S(0)" if line.startswith("take") else line for line in lines]
-    lines = [f"recompute {path}.*" if line.startswith("recompute") else line for line in lines]
-    return "\n".join(line.replace("**.layers", path) for line in lines)
+    recomputed = [f"recompute {path}.*" for path in towers]
+    piped = [line.replace("**.layers", path) for line in lines if line.startswith("pipe") for path in towers]
+    lines = [line for line in lines if not line.startswith(("pipe", "recompute"))]
+    return "\n".join(lines + recomputed * ("\nrecompute" in column.plan) + piped)
 
 
 def outcome(name: str, column: Column) -> str:
     """`right`, or the first line of the error; losses, and what steps change, are compared. A wrong value raises, and
-    so does a step that is none by such a plan, or that sends other bytes than were predicted."""
+    so does a step that is none by such a plan, or that sends or holds other bytes than were predicted."""
     size, family = column.size, FAMILIES[name]
-    model: Any = made(name, small=size.small).train()
+    model: Any = made(name, small={} if name in NARROW else size.small).train()
     piped = "pipe" in column.plan
     if piped:  # whose statistics are of a whole batch
         for part in model.modules():
@@ -160,7 +190,7 @@ def outcome(name: str, column: Column) -> str:
         step = compiled(model, plan_of(name, model, column, batches[0]), family.loss)
         torch.manual_seed(1)
         losses = [step(**batch).item() for batch in batches[:-1]]
-        with flow.record() as moves:
+        with flow.record() as moves, brought() as gradients:
             losses.append(step(**batches[-1]).item())
     except flow.SbpflowError as error:
         return str(error).splitlines()[0]
@@ -172,10 +202,27 @@ def outcome(name: str, column: Column) -> str:
         assert ("recompute" in column.plan) == any(
             op.origin.recompute for op in step.physical.steps if isinstance(op, Op)
         )
-    if not piped:
-        planned = sum(row.bytes * row.count for row in moves_of(step.physical, step.planned.program.again))
-        assert sum(move.bytes for move in moves) == planned, f"{sum(move.bytes for move in moves)} bytes for {planned}"
+    went, planned = sum(move.plan.total for move in moves), planned_bytes(step)
+    assert went == planned, f"{went} bytes for {planned}"
+    held = {rank: (of.parameters, gradients[rank], of.states) for rank, of in step.memory_at_rest().items()}
+    told = {rank: (of.parameters, of.gradients, of.states) for rank, of in step.planned.held().items()}
+    assert held == told, f"ranks hold {held} bytes of weights, gradients and states for {told}"
     return RIGHT
+
+
+@contextmanager
+def brought() -> Iterator[Counter[int]]:
+    """The bytes of gradients of each rank, as they come to the update of a step."""
+    found, update = Counter[int](), AdoptedModel.update
+
+    def watched(model: AdoptedModel, grads: Mapping[str, tuple[Tensor, ...]]) -> None:
+        for name, shards in grads.items():
+            for rank, shard in zip(owned(model.trained[name].home.placement), shards, strict=True):
+                found[rank] += shard.nbytes
+        update(model, grads)
+
+    with patch.object(AdoptedModel, "update", watched):
+        yield found
 
 
 def sent(step: flow.nn.Graph) -> set[str]:
@@ -197,9 +244,10 @@ TOP = """# Families of models under plans
 Models of {count} families, as {versions} have them
 and nobody changed them, tiny and with random weights in float64, under six [plans](plans.md). Each is trained for
 {steps} steps of SGD with momentum; losses, and what every tensor changes by, hence its gradients, are held to those of
-one device, and the bytes that a step without stages sends to those that were predicted. A step also has to send what
-its plan is for, such as forward and backward `all_gather` and `reduce_scatter` where sequences are cut. `make sweep`
-runs all of them, `make test` a sample, and both hold them to this page, which is generated:
+one device; the bytes that a step sends to those that were predicted, and the bytes of weights, gradients and states of
+every rank to those that its plan told. A step also has to send what its plan is for, such as forward and backward
+`all_gather` and `reduce_scatter` where sequences are cut. `make sweep` runs all of them, `make test` a sample, and both
+hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.plan.families
@@ -211,8 +259,8 @@ weights; most of these have 2 heads of keys, fewer than ranks. Models whose firs
 row more in stages: micro-batches of two sizes may want such a weight in two ways, which is an error.
 
 The first {planned} have a `tp_plan` in their configs. For the others `**: tensor=S(0)` stands in its place, layers are
-the longest list of these, and in the fifth plan `input` lines cut sequences, and images by rows. Batch norm evaluates
-in stages. Names without a library are of transformers.
+the longest list of these, or those of an encoder and a decoder with a `pipe` line each, and in the fifth plan `input`
+lines cut sequences, and images by rows. Batch norm evaluates in stages. Names without a library are of transformers.
 
 """
 REFUSED = "*refused* is an error that names the op and the line; it is quoted below.\n\n"
