@@ -21,6 +21,7 @@ from ...sbp.logical import Logical
 from ..model.cast import Types, types_of
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import StepCall, input_titles
+from .capture.surroundings.garbage import uncollected
 from .captures import Captures
 from .choose.choose import Decided
 from .choose.offload_fix import with_fix
@@ -97,6 +98,7 @@ class Planned:
         )
 
 
+@uncollected()
 def plan_step(
     call: StepCall,
     modules: Mapping[str, nn.Module],

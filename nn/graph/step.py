@@ -27,6 +27,7 @@ from ..tensors.memory_formats import in_order
 from ..tensors.tensor import GlobalTensor, wrap
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
 from .capture.results import CacheResults
+from .capture.surroundings.garbage import uncollected
 from .compiler.generated_calls import trimmed
 from .host.memory import Folder, to_disk
 from .memory.account import held_by_rank
@@ -194,6 +195,7 @@ class Step:
             return None
         return RankTimes({r: row[0] / 1e9 for r, row in zip(self.graph.ranks.flat, rows, strict=True)})
 
+    @uncollected()
     def prepare(self) -> StraightRunner | MicroBatchRunner:
         """All that the first run does before it can run; when that fails, modules stay what they were."""
         transport()  # processes meet here, since a rank that the plan leaves out may never come to a move

@@ -5,9 +5,7 @@ Signatures are chosen all together by the graph's own chooser. Beside that the p
 more than one of them that fits.
 """
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -23,6 +21,7 @@ from ...placement.errors import SbpError, SbpflowError
 from ...placement.world import world
 from ...sbp import Layout
 from ..explanations.step_report import explained
+from ..graph.capture.surroundings.garbage import uncollected
 from ..graph.captures import Captures
 from .answer import answer
 from .assignment import Assignment, assignment
@@ -88,7 +87,7 @@ def plan(
             "flow.plan is the planner of a model, and was given a layout\n"
             "  how a tensor gets from one layout to another: flow.boxing.plan(src, dst)"
         )
-    with priced_by(cluster), _uncollected():
+    with priced_by(cluster), uncollected():
         given = _given(plan, cluster, ranks)
         seek = next((s for s in given.statements if isinstance(s, Seek)), None)
         if seek is not None:
@@ -209,19 +208,6 @@ class _Trying:
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Garbage in circles waits inside, because nearly all that a planner makes stays. Each search through all objects
-    that there are would take as long as a plan's choice."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:

@@ -110,10 +110,18 @@ class EdgeCosts:
 
     def matrices(self, have: Lies, need: Lies, of: Carried) -> tuple[Vector, Vector | None]:
         """The seconds of a step by pairs of candidates, and those of moves that go on beside what is computed."""
+        if self._is_still(have, need, of):
+            none = np.zeros((len(have.each), len(need.each)))
+            return none, none if of.hides else None
         ways, times = self._ways(have, need, of), self.rounds.times
         waits = sum(times * way.waits + way.once for way in ways)
         hidden = sum(times * way.hidden for way in ways)
         return np.asarray(waits), np.asarray(hidden) if of.hides else None
+
+    def _is_still(self, have: Lies, need: Lies, of: Carried) -> bool:
+        """Whether nothing moves, because all is on one rank and nothing is asked of sums or copies."""
+        asked = self.demands.real_sums or have.encoded is not None or need.moves
+        return of.here is of.there and of.here.size == 1 and not asked
 
     def chosen(self, have: Lies, need: Lies, of: Carried, i: int, j: int) -> EdgeSeconds:
         """The seconds of one pair."""

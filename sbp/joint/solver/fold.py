@@ -60,6 +60,10 @@ def fold(problem: Problem) -> Folded:
         assert not np.isnan(total).any(), (first[i], first[j])
         if i == j:  # both ends choose alike
             costs[i] = costs[i] + total.diagonal()
+        elif len(costs[i]) == 1:  # nothing is chosen there, as everywhere on one rank
+            costs[j] = costs[j] + total[0]
+        elif len(costs[j]) == 1:
+            costs[i] = costs[i] + total[:, 0]
         else:
             tables.append(pair(i, j, total))
     return Folded(

@@ -82,8 +82,8 @@ def greedy(problem: Problem) -> tuple[int, ...]:
     """The choice in which each node in order takes what is cheapest after those before it; it may end forbidden."""
     nearby = Nearby(problem)
     choice: list[int] = []
-    for node in range(len(problem.costs)):
-        choice.append(int(nearby.seconds(node, choice).argmin()))
+    for node, cost in enumerate(problem.costs):
+        choice.append(int(nearby.seconds(node, choice).argmin()) if len(cost) > 1 else 0)
     return tuple(choice)
 
 

@@ -63,6 +63,13 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.parametrize("demands", [{}, {"real_sums": True}])
+def test_on_one_rank_nothing_is_chosen_and_nothing_moves(demands: dict[str, Any]) -> None:
+    made = formulated(logical(skip, [(8, 4), (4, 4)]), flow.placement("cpu", [0]), **demands)
+    assert {len(node.candidates) for node in made.nodes} == {1}
+    assert [float(edge.matrix.sum()) for edge in made.problem.edges] == [0.0] * len(made.problem.edges)
+
+
 @pytest.mark.parametrize(("function", "shapes"), FUNCTIONS, ids=["two_layers", "skip", "norm"])
 def test_the_choice_is_the_best_of_all(function: Any, shapes: list[tuple[int, ...]]) -> None:
     problem = formulated(logical(function, shapes), LINE).problem

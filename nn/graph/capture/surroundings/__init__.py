@@ -5,4 +5,5 @@ containers   those that a program can reach, and functions with an lru_cache amo
 settings     settings of torch, and states of random numbers
 clocks       which clocks and chance of the system a program asks, and where
 draws        streams of random numbers and iterators: whether a program takes of them, and where
+garbage      circles of objects, which nobody looks for while a step is planned
 """

@@ -47,6 +47,14 @@ def test_edges_within_and_between_tied_nodes_are_counted() -> None:
     assert [[table.value((a, b)) for b in (0, 1)] for a in (0, 1)] == (matrix + matrix.T).tolist()
 
 
+def test_edges_to_a_node_without_a_choice_are_costs_of_the_other() -> None:
+    row = np.array([[1.0, 10.0]])
+    costs = (np.zeros(1), np.zeros(2), np.ones(1))
+    folded = fold(Problem(costs, (Edge(0, 1, row), Edge(1, 2, row.T), Edge(0, 2, np.full((1, 1), 5.0)))))
+    assert folded.tables == ()
+    assert [folded.cost((0, k, 0)) for k in (0, 1)] == [8.0, 26.0]
+
+
 def test_nodes_of_different_candidates_cannot_be_tied() -> None:
     with pytest.raises(AssertionError):
         fold(Problem((np.zeros(2), np.zeros(3)), (), tied=(0, 0)))
