@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..placement.structure import leaves, mapped
+from ..placement.structure import ATOMS, leaves, mapped
 from .layout import Layout
 from .state import Factors, Spans, State, Window
 
@@ -67,6 +67,8 @@ class Indices(NamedTuple):
 
 def frozen(value: Any) -> Hashable:
     """An argument as something to compare: 1, 1.0 and True are three, 0.0 and -0.0 two, and two NaN one."""
+    if type(value) in _EXACT:
+        return type(value), value
     if isinstance(value, list | tuple):
         return type(value), tuple(map(frozen, value))
     if isinstance(value, set | frozenset):
@@ -79,6 +81,7 @@ def frozen(value: Any) -> Hashable:
     return type(value), repr(value) if exact else value
 
 
+_EXACT = ATOMS - {float, complex}
 _WRITTEN = (float, complex, Decimal, np.generic)  # of which equal ones may differ in a sign, and one from itself
 
 
@@ -110,7 +113,18 @@ def numbered(value: Any) -> Any:
 
 def renumbered(value: Any, numbers: Mapping[int, int]) -> Any:
     """A structure with other numbers in its `Ref`s, where it says so."""
-    return mapped(value, Ref, lambda ref: Ref(numbers.get(ref.number, ref.number)))
+
+    def new(value: Any) -> Any:  # most of what calls are made of, as `mapped` has it
+        of = type(value)
+        if of is Ref:
+            return Ref(numbers.get(value.number, value.number))
+        if of in ATOMS:
+            return value
+        if of is tuple:
+            return tuple([new(part) for part in value])
+        return [new(part) for part in value] if of is list else mapped(value, Ref, new)
+
+    return new(value)
 
 
 def fill(value: Any, tensors: Sequence[Any] | Mapping[int, Any]) -> Any:

@@ -81,6 +81,7 @@ NEEDED: dict[str, str] = {
     "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype": "to tell that there is nothing to clip",
     "torch.nn.utils.clip_grad._clip_grads_with_norm_": "to tell where a graph has used up what is to be clipped",
     "torch.utils._foreach_utils._foreach_supported_types": "that optimizers take their one-call path",
+    "torch.utils._mode_utils.no_dispatch": "a deep model's thousands of fakes, made without a question to all modes",
     "torch.utils._python_dispatch.TorchDispatchMode": CAPTURE,
     "torch.utils._python_dispatch._disable_current_modes": "shells are made outside of fakes",
     "torch.utils._python_dispatch.autograd_would_have_decomposed": "inference mode leaves composite ops whole",

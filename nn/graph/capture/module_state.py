@@ -1,12 +1,14 @@
 """The state of modules while a graph is captured: fakes in the place of parameters and buffers, under their names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.utils._mode_utils import no_dispatch
 
 from ....placement.errors import SbpError
 from ....placement.structure import part_at, walk
@@ -16,7 +18,7 @@ from ...tensors.handle import attributes
 from ...tensors.tensor import GlobalTensor
 from .surroundings.containers import Containers
 
-__all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
+__all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like", "new_fake"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +42,9 @@ class Constant:
     kind: str = "a plain attribute"
 
 
-def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
+def fake_like(fakes: FakeTensorMode, real: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor like another on the device, without values: the same shape and strides, the same dtype or `dtype`. One
-    of another dtype lies without gaps. Made under a fake mode."""
+    of another dtype lies without gaps."""
     shape = tuple(real.shape)
     if isinstance(real, GlobalTensor):
         order, gaps = real._layout.order, real._layout.gaps
@@ -51,22 +53,32 @@ def fake_like(real: Tensor, device: str, dtype: torch.dtype | None = None) -> Te
     else:
         order = gaps = ()
     strides = gaps if gaps and dtype in (None, real.dtype) else dense_strides(shape, order)
-    made = torch.empty_strided(shape, strides, dtype=dtype or real.dtype, device=device)
-    return made.requires_grad_(real.requires_grad)
+    return new_fake(fakes, shape, strides, dtype or real.dtype, device).requires_grad_(real.requires_grad)
+
+
+def new_fake(
+    fakes: FakeTensorMode, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """A new tensor without values: what `torch.empty_strided` makes in the mode of fakes, but that no mode is asked.
+
+    A deep model has thousands, and a question to all modes takes seven times as long."""
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return FakeTensor(fakes, torch.empty_strided(shape, strides, dtype=dtype, device="meta"), torch.device(device))
 
 
 class ModuleState:
     """Swaps the tensors of modules for fakes, and puts back all that the modules were, and what lies beside them.
-    Parameters are of the type that they are to rest in. `fake` tells a tensor of the capture, which runs `program`."""
+    Parameters are of the type that they are to rest in. `fakes` are of the capture, which runs `program`."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], device: str, fake: Callable[[Tensor], bool], program: Any = None
+        self, modules: Mapping[str, nn.Module], device: str, fakes: FakeTensorMode, program: Any = None
     ) -> None:
+        self.fakes = fakes
         self.paths: dict[int, str] = {}  # by the identity of modules
         self.modules: list[nn.Module] = []
         self.slots: list[HeldTensor] = []
         self.by_real: dict[int, HeldTensor] = {}
-        self.around = Containers(fake)
+        self.around = Containers(lambda x: isinstance(x, FakeTensor) and x.fake_mode is fakes)
         self._program = program
         self._before: list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]] = []
         self._types = types_of(modules)
@@ -93,7 +105,7 @@ class ModuleState:
             )
         if id(real) not in self.by_real:
             types = self._types.get(name)
-            fake = fake_like(real, device, types.weights if types and kind == "parameter" else None)
+            fake = fake_like(self.fakes, real, device, types.weights if types and kind == "parameter" else None)
             if kind == "parameter":
                 fake._is_param = True  # nn.Parameter(fake) detaches twice for the same
                 vars(fake).update(attributes(real))

@@ -122,8 +122,7 @@ class _Tracing:
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.card = None if family(device).here else DescribedCard(family(device))
         self.device = device if self.card is None else "cpu"
-        with self.fakes:
-            self.held = ModuleState(modules, self.device, self._is_mine, function)
+        self.held = ModuleState(modules, self.device, self.fakes, function)
         self.tape = Tape()
         self.watch = Interceptor(self.tape, self.known, self.literal, real=self.card is None, card=self.card)
         self.declared = Declared(self.tape, self.watch, self.device, placement)
@@ -221,13 +220,10 @@ class _Tracing:
         return number
 
     def _input(self, path: str, real: Tensor) -> Tensor:
-        fake = fake_like(real, self.device)
+        fake = fake_like(self.fakes, real, self.device)
         part = part_of_memory(real)
         self.inputs[path] = fake, real, self._source(path, "input", fake, real.requires_grad, part=part)
         return fake
-
-    def _is_mine(self, x: Tensor) -> bool:
-        return isinstance(x, FakeTensor) and x.fake_mode is self.fakes
 
     def known(self, real: Tensor) -> Tensor | None:
         """The fake of a parameter, buffer or attribute of a module that code got hold of by itself."""
@@ -242,8 +238,7 @@ class _Tracing:
             constant = self.found.get(id(real)) or self.held.cached(real)
             if constant is None:
                 return None
-            with self.fakes:
-                fake = fake_like(real.detach(), self.device)
+            fake = fake_like(self.fakes, real.detach(), self.device)
             fixed = _FROZEN.format(name=constant.name, kind=constant.kind, line="{line}")
             self._source(constant.name, "constant", fake, False, fixed, part_of_memory(real))
             self.constants[constant.name] = constant.read

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as calls
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -28,7 +29,7 @@ from ....model.flows import flow_of
 from ..calls.transforms import transformed
 from ..declared import Declared
 from ..interceptor import Interceptor
-from ..module_state import ModuleState
+from ..module_state import ModuleState, new_fake
 from ..tape import Tape, View
 from .expert_calls import ExpertCalls
 from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name, reader
@@ -312,7 +313,7 @@ class _Copy:
     def __init__(self, known: _Traced, repeats: Repeats, move: dict[int, int]) -> None:
         self.known, self.tape, self.watch, self.move = known, repeats.tape, repeats.watch, move
         self.regions = {known.region: repeats.watch.region}
-        self.lines: dict[Origin, Origin] = {}
+        self.lines: dict[int, Origin] = {}  # by the identities of those there
         self.op, self.value = 0, known.first  # those that come next
 
     def up_to(self, op: int, value: int) -> None:
@@ -328,13 +329,13 @@ class _Copy:
         self.op, self.value = op, value
 
     def _origin(self, origin: Origin) -> Origin:
-        found = self.lines.get(origin)
+        found = self.lines.get(id(origin))
         if found is None:
             watch, inner = self.watch, origin.recompute
             module = watch.module + origin.module.removeprefix(self.known.path)
             if inner not in self.regions:
                 self.regions[inner] = watch.region or watch.new_region()
-            found = self.lines[origin] = Origin(module, origin.line, watch.block, self.regions[inner])
+            found = self.lines[id(origin)] = Origin(module, origin.line, watch.block, self.regions[inner])
         return found
 
     def call(self, method: MethodCall, call: _LayerCall) -> None:
@@ -368,7 +369,8 @@ class _Copy:
 
 def like(fake: Tensor) -> Tensor:
     """Another fake that lies the same and, if that one did, needs a gradient without being a leaf."""
-    made = torch.empty_strided(tuple(fake.shape), fake.stride(), dtype=fake.dtype, device=fake.device)
+    assert isinstance(fake, FakeTensor)
+    made = new_fake(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
     if fake.requires_grad:
         made.add_(torch.empty((), dtype=fake.dtype, device=fake.device, requires_grad=True))
     return made

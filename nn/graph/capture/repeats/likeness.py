@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .....placement.structure import ATOMS
 from .....sbp.call import frozen
 from ....model.reading import begin_forward, end_forward
 from ....model.recompute.recomputation import Recomputing
@@ -167,6 +168,8 @@ class _Looking:
         self.around: set[int] = set()  # objects being looked at: one may be in itself
 
     def value(self, value: Any) -> Any:
+        if type(value) in ATOMS:
+            return frozen(value)
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return of_tensor(value)
@@ -206,7 +209,7 @@ class _Looking:
         for name, value in held.items():
             if name in _TENSORS:
                 continue
-            if name.endswith("_hooks") or name.startswith("_forward_hooks") or name.startswith("_forward_pre_hooks"):
+            if _is_hooks(name):
                 if value and not value.keys() <= _of_readers(module):
                     raise Unlike("a hook")
                 continue
@@ -222,6 +225,12 @@ class _Looking:
         ]
         inner = [(name, None if child is None else self.module(child)) for name, child in held["_modules"].items()]
         return type(module), tuple(settings), tuple(own), tuple(inner)
+
+
+@lru_cache(1024)
+def _is_hooks(name: str) -> bool:
+    """Whether a module's attribute is a table of hooks."""
+    return name.endswith("_hooks") or name.startswith(("_forward_hooks", "_forward_pre_hooks"))
 
 
 def _reads_plainly(cls: type) -> bool:

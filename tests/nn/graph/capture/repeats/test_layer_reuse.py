@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
 from sbpflow.sbp.logical import Logical
@@ -91,6 +92,24 @@ def test_a_layer_traced_once_stands_for_all(
     assert taken[-1].taken == reused
     assert text(quick) == text(traced(model, X, reuse=False)[0])
     assert taken[-1].taken == 0
+
+
+def test_one_more_layer_asks_the_fakes_for_what_it_returns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    plainly = FakeTensorMode.dispatch
+
+    def dispatch(mode: FakeTensorMode, op: Any, *args: Any) -> Any:
+        asked.append(op)
+        return plainly(mode, op, *args)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", dispatch)
+    counts = []
+    for layers in (4, 5, 9):
+        asked.clear()
+        traced(Stack([Block(plain) for _ in range(layers)], in_turn), X)
+        counts.append(len(asked))
+    assert counts[1] - counts[0] <= 4
+    assert counts[2] - counts[0] == 5 * (counts[1] - counts[0])
 
 
 def test_a_layer_that_is_called_twice_may_share_too(taken: list[Repeats]) -> None:
