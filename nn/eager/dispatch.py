@@ -24,6 +24,7 @@ from ..tensors.factories import whole_everywhere
 from ..tensors.meeting import adopt, looks, meeting, name_of
 from ..tensors.moves import describe
 from ..tensors.tensor import GlobalTensor
+from ..transforms.stand_in import StandIn, lowered
 from .capture import autocast_state
 from .gathered import Whole
 from .handlers import handler
@@ -158,6 +159,9 @@ def _prepared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], token: A
     tensors: list[GlobalTensor] = []
     plain: list[Tensor] = []
     map_tensors((args, kwargs), lambda t: tensors.append(t) if isinstance(t, GlobalTensor) else plain.append(t))
+    if any(isinstance(t, StandIn) for t in plain):  # a transform has left it, and was over before it was used
+        args, kwargs = map_tensors((args, kwargs), lowered)
+        return dispatch(None, func, (), args, kwargs)
     if plain and args and args[0] is plain[0] and _writes(func):
         _made_global(func, plain[0], tensors)
         return dispatch(None, func, (), args, kwargs)

@@ -25,6 +25,8 @@ from ..model.recompute.around import replace_around, saving_shards
 from ..tensors import copies
 from ..tensors.meeting import name_of
 from ..tensors.tensor import GlobalTensor
+from ..transforms import levels
+from ..transforms.stand_in import StandIn, is_open, lifted, lowered
 from .capture import capturing, fakes_of, sources_of
 from .choice import verdict
 from .dispatch import dispatch
@@ -106,6 +108,10 @@ def captured(func: Applied, args: tuple[Any, ...], tensors: Sequence[GlobalTenso
 
 
 def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(a, StandIn) for a in args):
+        return _below_transforms(cls, *args, **kwargs)
+    if is_open():
+        return applied(cls, *map_tensors(args, lifted), **kwargs)
     if not any(isinstance(a, GlobalTensor) for a in args):
         if capturing():  # its own backward would be lost among the calls that its forward makes
             raise LookupError(f"{cls.__name__} is not captured")
@@ -127,10 +133,22 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)
 
 
+def _below_transforms(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """A Function that torch applies once all transforms are off; the ones that it makes for vmap live for one call."""
+    args = map_tensors(args, lowered)
+    with torch._C._EnableTorchFunction():
+        if cls.__module__.startswith("torch._functorch"):
+            made = Whole(cls.__name__).run(Applied(cls), args, kwargs, tensors_in(args))  # type: ignore[arg-type]
+        else:
+            made = cls.apply(*args, **kwargs)
+    return map_tensors(made, lifted)
+
+
 def install() -> None:
     """Put ours in the place of torch's, once."""
     GlobalTensor.__torch_function__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]
     Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
     replace_around(saving_shards)
     refusals.install()
+    levels.install(dispatch)
     copies.install()

@@ -24,6 +24,7 @@ from ..tensors.meeting import adopt, meeting
 from ..tensors.moves import describe, flat, shards_as, whole
 from ..tensors.shell import shell
 from ..tensors.tensor import GlobalTensor, wrap
+from ..transforms.gradients import grad
 from .formulas import random_like
 from .gathered import strided, strided_copy, strided_scatter
 from .moved_views import bring_back
@@ -211,7 +212,7 @@ def answers(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     return put
 
 
-answers(torch.autograd.grad)(autograd.grad)
+answers(torch.autograd.grad)(grad)
 
 
 @answers(torch.autograd.backward)

@@ -1,18 +1,16 @@
 """Ways past `__torch_function__`: they would see a global tensor's empty shell, and are closed.
 
 What C++ code does of itself, such as `torch.tensor(x)` and `plain.set_(x)`, is an ATen call on the shell, and
-`__torch_dispatch__` refuses all but `x.set_(y)` of a global tensor. The rest is closed one by one: torch.func and
-forward-mode differentiation wrap tensors without any call, torch.distributed sends the shell's memory, tracers would
-record what a process does with its shards.
+`__torch_dispatch__` refuses all but `x.set_(y)` of a global tensor. The rest is closed one by one: torch.distributed
+sends the shell's memory, tracers would record what a process does with its shards. torch.func and forward-mode
+differentiation wrap tensors without any call, and are let in by `nn/transforms`.
 """
 
 import linecache
 from functools import wraps
 from typing import Any
 
-import torch._functorch.eager_transforms
-import torch._functorch.vmap
-import torch.autograd.forward_ad
+import torch._vmap_internals
 import torch.export
 import torch.fx.experimental.proxy_tensor
 import torch.nn.attention.flex_attention
@@ -27,25 +25,22 @@ from ..tensors.tensor import GlobalTensor
 
 __all__ = ["install", "refuse_sending", "run_untraced"]
 
-_OURS = (
-    "a graph captures it (flow.compile, flow.nn.Graph); in eager code use torch.autograd.grad, or a batch dim in the "
-    "place of vmap"
-)
 _MOVE = "x.to_global(sbp=...) moves it, x.to_local() is the shard that torch.distributed may send"
 _COMPILE = "flow.compile(model, loss, optimizer) or flow.nn.Graph makes a graph of it, each rank's part compiled"
 _DENSE = "global tensors are dense; pad the sequences to one length, or take x.full_tensor()"
 _CLOSED = {
-    (torch._functorch.eager_transforms, "_wrap_for_grad"): ("torch.func's derivatives", _OURS),
-    (torch._functorch.vmap, "_add_batch_dim"): ("torch.vmap", _OURS),
     (torch.nn.attention.flex_attention, "_validate_embed_dim"): (
         "flex_attention",
         "take F.scaled_dot_product_attention, where attn_mask= is a mask, or what score_mod adds; in transformers "
         "attn_implementation='sdpa'",
     ),
-    (torch.autograd.forward_ad, "make_dual"): ("forward-mode differentiation", _OURS),
     (torch, "asarray"): (
         "torch.asarray",
         "it is a tensor already: x.clone() is a copy, x.to(dtype), x.requires_grad_()",
+    ),
+    (torch._vmap_internals, "_create_batched_inputs"): (
+        "a vectorized jacobian of torch.autograd.functional",
+        "torch.func.jacfwd(f)(x) is the same, and torch.func.jacrev(f)(x) backward",
     ),
     (torch.autograd, "_make_grads"): (
         "backward from a plain tensor with a global gradient",
@@ -60,7 +55,10 @@ _CLOSED = {
     (torch.jit, "script"): ("torch.jit.script", _COMPILE),
     (torch.nested, "as_nested_tensor"): ("torch.nested", _DENSE),
     (torch.export, "export"): ("torch.export", _COMPILE),
-    (torch.fx.experimental.proxy_tensor._MakefxTracer, "trace"): ("make_fx", _COMPILE),
+    (torch.fx.experimental.proxy_tensor._MakefxTracer, "trace"): (
+        "make_fx",
+        f"{_COMPILE}; in the place of torch.func.linearize take torch.func.jvp, or vjp",
+    ),
 }
 _script = torch.jit.script
 # Through these go all collectives of torch.distributed, where it was built.

@@ -16,7 +16,7 @@ from ...boxing import box
 from ...boxing.box import dense
 from ...boxing.exchange.execute import token
 from ...boxing.record import Asker, user_line
-from ...placement.errors import SbpError, ShapeError
+from ...placement.errors import ShapeError
 from ...placement.world import device, owned
 from ...sbp import B, Layout
 from ...sbp.signature import Partial
@@ -350,14 +350,10 @@ def grad(
     grad_outputs: Sequence[Tensor | None] | Tensor | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    only_inputs: bool = True,
     allow_unused: bool | None = None,
-    is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """torch.autograd.grad for global tensors."""
-    if is_grads_batched:
-        raise SbpError("is_grads_batched is not supported for global tensors\n  call grad once for each gradient")
     ys, xs = _listed(outputs), _listed(inputs)
     given = [None] * len(ys) if grad_outputs is None else list(_listed(grad_outputs))  # type: ignore[arg-type]
     roots, cotangents = _roots(ys, given)

@@ -62,11 +62,7 @@ def declared_by(declare: Declare) -> Iterator[None]:
 
 def whole_everywhere(value: Tensor, where: Placement) -> GlobalTensor:
     """A plain tensor that every process has as one that is B; nothing is copied but to other devices."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
-        raise SbpError(
-            "a tensor inside torch.func or torch.vmap met a global one\n"
-            "  use torch.autograd.grad, or a batch dim in the place of vmap"
-        )
+    _refuse_wrapped(value)
     value = value.detach()
     of = whole(value, where)
     return wrap(tuple(value.to(device(where, r)) for r in owned(where)) or (token(of),), of)
@@ -83,8 +79,17 @@ def check_values(value: Tensor, asked: str) -> None:
         )
 
 
+def _refuse_wrapped(value: Tensor) -> None:
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise SbpError(
+            f"a tensor inside of a transform of torch.func is to be made global, at {user_line()}\n"
+            "  it is a part of what the transform was given: make that global, before"
+        )
+
+
 def check_dense(value: Tensor, asked: str) -> None:
     """Refuse sparse and nested tensors."""
+    _refuse_wrapped(value)
     if isinstance(value, GlobalTensor) or (value.layout is torch.strided and not value.is_nested):
         return
     kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")

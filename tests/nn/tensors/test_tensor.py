@@ -125,19 +125,6 @@ def test_what_cannot_be_made_is_an_error(bad: str) -> None:
         tries[bad]()
 
 
-@pytest.mark.parametrize("name", ["grad", "vmap", "jacrev", "jvp"])
-def test_torch_func_is_refused(name: str) -> None:
-    x: Any = flow.tensor(X, placement=LINE, sbp=S(0))
-    ways = {
-        "grad": lambda: torch.func.grad(lambda a: (a * a).sum())(x),
-        "vmap": lambda: torch.vmap(lambda a: x * a)(Y),
-        "jacrev": lambda: torch.func.jacrev(torch.tanh)(x),
-        "jvp": lambda: torch.func.jvp(torch.tanh, (x,), (x,)),
-    }
-    with pytest.raises(flow.SbpflowError, match=r"torch\.autograd\.grad"):
-        ways[name]()
-
-
 def test_flex_attention_names_what_to_take() -> None:
     """It ended in a page of torch.compile's."""
     q = flow.ones(2, 2, 6, 4, placement=LINE, sbp=S(0))
