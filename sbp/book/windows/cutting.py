@@ -116,10 +116,21 @@ def _as_seen(piece: Piece, x: Any, *_: Any) -> tuple[Callable[..., Any], tuple[A
 def _in_steps(
     dim: int, start: int, step: int, piece: Piece, x: Any, *_: Any
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The places that are wanted of those that a rank has."""
-    (wanted,), (held,) = piece.out_spans(0, dim) or ((0, 0),), piece.spans(0, dim) or ((0, 0),)
-    first = wanted[0] * step + start - held[0] if wanted != (0, 0) else 0
-    return torch.ops.aten.slice.Tensor, (x, dim, first, first + (wanted[1] - wanted[0]) * step, step)
+    """The places that are wanted of those that a rank has, run by run where it has several."""
+    runs, before = list[tuple[int, int]](), 0
+    for low, high in piece.spans(0, dim):
+        wanted = [each for each in piece.out_spans(0, dim) if low <= each[0] * step + start < high]
+        firsts = [(begin * step + start - low + before, (end - begin) * step) for begin, end in wanted]
+        runs += [(first, first + length) for first, length in firsts]
+        before += high - low
+    if len(runs) > 1:
+        return partial(_runs, dim, tuple(runs), step), (x,)
+    first, end = runs[0] if runs else (0, 0)
+    return torch.ops.aten.slice.Tensor, (x, dim, first, end, step)
+
+
+def _runs(dim: int, runs: tuple[tuple[int, int], ...], step: int, x: Tensor) -> Tensor:
+    return torch.cat([torch.ops.aten.slice.Tensor(x, dim, first, end, step) for first, end in runs], dim)
 
 
 @register("constant_pad_nd")

@@ -113,3 +113,19 @@ def test_columns_take_the_rows_of_neighbours(rows: int, width: int, kernel: int,
 
 def test_ranks_whose_windows_see_but_padding_have_columns_of_zeros() -> None:
     assert not check_rule("im2col", torch.randn(2, 3, 1, dtype=F64), [1, 1], [1, 1], [3, 0], [1, 1]).wrong
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("step", [2, 3])
+@pytest.mark.parametrize("start", [0, 1, 4])
+@pytest.mark.parametrize("outer", [2, 3])
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_slices_in_steps_of_several_runs(rows: int, outer: int, start: int, step: int) -> None:
+    """A rank of a flattened dim whose inner one was split has a run of places for each of the outer ones."""
+    x = torch.randn(outer, rows, 2, dtype=F64, requires_grad=True)
+    split: Any = flow.tensor(x.detach(), placement=flow.placement("cpu:[0-1]"), sbp=S(1)).requires_grad_()
+    found, want = split.flatten(0, 1)[start::step], x.flatten(0, 1)[start::step]
+    torch.testing.assert_close(found.full_tensor(), want)
+    found.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(split.grad.full_tensor(), x.grad)
