@@ -231,9 +231,10 @@ class Match:
         leave ranks with nothing sooner than plain pieces do."""
         if any(f == factor for _, f in self.windows):
             return False
+        even = self.sizes[factor] % prod(sizes[f] if f >= 0 else -f for f in cut) == 0
         if self.local is None:
-            return self.hollow
-        return factor in self.unread and self.sizes[factor] % prod(sizes[f] if f >= 0 else -f for f in cut) == 0
+            return self.hollow or even
+        return factor in self.unread and even
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,13 @@ def candidates(call: Call, answer: RuleAnswer) -> list[Way]:
     if answer is None:
         return [everywhere(call)]
     if not isinstance(answer, Match):
-        return [*answer, everywhere(call)]
+        near = [way for way in answer if any(state.windows for state in way.inputs)]
+        return near or [*answer, everywhere(call)]
     options = tuple(tuple(_suggested(call, answer, axis)) for axis in range(len(call.sizes)))
-    holes = answer.local is None and answer.hollow
     found = {}
     for chosen in dict.fromkeys((_near(call, answer, options), options)):
         for doing in product(*chosen):
-            way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes, holes))
+            way = way_by(call, answer, doing, lambda factor, axes: _order(call, answer, factor, axes))
             if way is not None:
                 found[way.inputs, way.outputs] = way
         if found:  # neighbours have what a rank lacks, so that nothing need be gathered for all to do the same
@@ -89,7 +89,7 @@ def all_ways(call: Call, answer: RuleAnswer, fits: Fits) -> list[Way]:
     if isinstance(answer, Match) and answer.alone is not None:
         answer = answer.alone
     if not isinstance(answer, Match):
-        return [*(answer or ()), everywhere(call)]
+        return [*(way for way in answer or () if not any(state.windows for state in way.inputs)), everywhere(call)]
     groups: list[AxisUse] = [("linear", g) for g in range(len(answer.linear))]
     options: list[list[AxisUse]] = [
         [*(("split", f) for f, n in enumerate(answer.sizes) if fits(n, [size])), *groups, NOTHING]
@@ -279,16 +279,16 @@ def _weighted(call: Call, match: Match, means: Sequence[int], inner: LocalFuncti
     return local
 
 
-def _order(call: Call, match: Match, factor: int, axes: list[int], holes: bool) -> Factors:
+def _order(call: Call, match: Match, factor: int, axes: list[int], holes: bool | None = None) -> Factors:
     """How these axes cut a factor: as the first input that they cut already has it, else in their own order.
 
-    Holes are kept only where ranks run the op as it is, for local functions count on contiguous pieces, and where a
-    rank may be left with nothing, as holes leave some ranks sooner than even pieces do.
+    Holes are kept where the match may have them, unless it is said whether they are.
     """
     wanted = set(axes)
     for state, dims in zip(call.states, match.inputs, strict=True):
         for held, f in zip(state.dims, dims, strict=True):
-            whole = holes or all(a >= 0 for a in held)
-            if f == factor and whole and {a for a in held if a >= 0} == wanted:
+            if f != factor or {a for a in held if a >= 0} != wanted:
+                continue
+            if all(a >= 0 for a in held) or (match.may_have_holes(f, held, call.sizes) if holes is None else holes):
                 return held
     return tuple(sorted(axes))

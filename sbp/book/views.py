@@ -22,6 +22,7 @@ from ..call import Call, Rewritten, Way
 from ..rule import register
 from ..state import Factors, State, drop, trim
 from ..traits import named
+from .windows.regrouping import Block, seen_regrouped
 
 __all__ = ["carried"]
 
@@ -50,12 +51,24 @@ def _view_as_told(op: torch._ops.OpOverload) -> Rewritten:
 @register(*named("regrouped"))
 def view(call: Call) -> list[Way]:
     shape, target = tuple(call.inputs[0].shape), tuple(call.outputs[0].shape)
-    state = call.states[0] if call.states else State(((),) * len(shape))
+    state = call.states[0].plain if call.states else State(((),) * len(shape))
     local = _view_as_told(call.op)
-    return [
+    ways = [
         Way((state._replace(dims=before),), (State(after, state.partial, state.reduction),), local)
         for before, after in _stays(shape, target, state.dims, call.sizes)
     ]
+    return ways if not ways or ways[0].inputs == (state,) else [*ways, *_seen(shape, target, state, call.sizes)]
+
+
+def _seen(shape: Shape, target: Shape, state: State, sizes: tuple[int, ...]) -> list[Way]:
+    """The ways in which one block is cut elsewhere than its dims end, and ranks take what they lack of neighbours."""
+    found = []
+    for block in (Block(*pair) for pair in _blocks(shape, target) if prod(shape) and len(pair[0]) + len(pair[1]) > 2):
+        alone = tuple(() if d in block.dims else factors for d, factors in enumerate(state.dims))
+        rest = carried(shape, target, alone, sizes)
+        way = rest and seen_regrouped(shape, target, state, block, rest, sizes)
+        found += [way] if way else []
+    return found
 
 
 @lru_cache(maxsize=1 << 14)

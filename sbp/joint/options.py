@@ -259,10 +259,11 @@ def _of_states(call: Call, reach: Sequence[Reach], grads: bool, holes: bool) -> 
 
 
 def _exact(call: Call, state: State) -> Way | None:
-    """The way in which the input stays in this state."""
+    """The way in which the input stays in this state, or else one in which ranks take besides what they see."""
     answer = answer_of(replace(call, states=(state,)))
     ways: Sequence[Way] = answer.also if isinstance(answer, Match) else answer or ()
-    return next((way for way in ways if way.inputs == (state,)), None)
+    stays = (way for way in ways if way.inputs == (state,))
+    return next(stays, next((way for way in ways if way.inputs[0].plain == state), None))
 
 
 def _lies(call: Call, way: Way, same: frozenset[int]) -> tuple[tuple[Lie, ...], tuple[Lie, ...], int]:

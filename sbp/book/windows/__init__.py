@@ -3,9 +3,10 @@
 reach         what windows see, as a rule says it, and what they see beyond the ends of a tensor
 convolution   convolutions, and transposed ones
 pooling       pools of means and of maxima
-resampling    upsampling by whole factors
-cutting       windows as a dim of their own, and paddings with a number
-borders       paddings with what a tensor has itself
+resampling    upsampling by whole factors, and shuffles of channels into space
+cutting       windows as a dim of their own, slices, and paddings with a number
+borders       paddings with what a tensor has itself, and rolls
+regrouping    views of dims that are cut where the view's dims do not end
 """
 
 from importlib import import_module

@@ -1,4 +1,5 @@
 """Upsampling by whole factors: dims of space split; a place beside the end of a rank's part may lean on the next.
+Shuffles of channels into space and back: a place has its channels, or its channels their places.
 
 Other factors, corners that are aligned, and cubic ones: what the window runs over stays whole.
 """
@@ -64,3 +65,41 @@ def _upsampled(call: Call, sizes: tuple[int, ...], around: tuple[tuple[int, int]
     names = [parameter.name for parameter in call.op._schema.arguments]
     rest = {name: value for name, value in call.bound.items() if name != names[0]}
     return padded(called_with(call.op, (x,), rest, **changed), around)
+
+
+@register("pixel_unshuffle")
+def unshuffle(call: Call) -> Match:
+    """Every so many places in a row become one."""
+    by = call.bound["downscale_factor"]
+    return _shuffled(call, call.inputs[0].shape[-3], lambda n: Window(n, 0, by - 1, by), by, 1)
+
+
+@register("pixel_shuffle")
+def shuffle(call: Call) -> Match:
+    """A place becomes so many in a row."""
+    by = call.bound["upscale_factor"]
+    return _shuffled(call, call.outputs[0].shape[-3], lambda n: Window(n, 1 - by, 0, 1, by), 1, by)
+
+
+def _shuffled(call: Call, channels: int, window: Callable[[int], Window], step: int, per: int) -> Match:
+    """Channels are split where ranks have all those that a place becomes, or is made of."""
+    labels = range(call.inputs[0].dim())
+    c, *space = labels[-3:]
+    match = labelled(call, [labels], [labels], linear=[(0,)], shared={c: (channels, ())})
+    windows = {d: window(call.outputs[0].shape[d]) for d in space}
+    return seen_by(match, windows, Rewritten(partial(_near_shuffled, call, step, per)))
+
+
+def _near_shuffled(
+    call: Call, step: int, per: int, piece: Piece, x: Any, by: int
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    around = []
+    ndim = call.inputs[0].dim()
+    for d in (ndim - 2, ndim - 1):
+        ((lo, hi),), ((first, end),) = piece.out_spans(0, d), piece.spans(0, d)
+        around.append((first * per // step - lo, hi - end * per // step))
+    return partial(_shuffled_part, call.op, by, tuple(around)), (x,)
+
+
+def _shuffled_part(op: Any, by: int, around: tuple[tuple[int, int], ...], x: Tensor) -> Tensor:
+    return padded(op(x, by), around)

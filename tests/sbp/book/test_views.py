@@ -107,8 +107,9 @@ def test_an_axis_in_the_way_may_split_another_dim() -> None:
     x = torch.randn(4, 3, 2)
     call = Call(ATEN.reshape.default, (x, (4, 6)), {}, (x.reshape(4, 6),), (State(((), (0,), ())),), (2,))
     ways: Any = find(call)
-    assert [way.inputs[0].dims for way in ways] == [((), (), ()), ((0,), (), ()), ((), (), (0,))]
-    assert [way.outputs[0].dims for way in ways] == [((), ()), ((0,), ()), ((), (-3, 0))]
+    assert [way.inputs[0].dims for way in ways] == [((), (), ()), ((0,), (), ()), ((), (), (0,)), ((), (0,), ())]
+    assert [bool(way.inputs[0].windows) for way in ways] == [False] * 3 + [True]  # who splits rows asks neighbours
+    assert [way.outputs[0].dims for way in ways] == [((), ()), ((0,), ()), ((), (-3, 0)), ((), (0,))]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_it_trains_as_on_one_device_and_sends_windows_alone(length: int) -> None
         held: Any = mine
         torch.testing.assert_close(held.full_tensor(), other.detach())
     halos = [m.bytes for m in moves if "halo" in m.route]
-    assert halos == [(WINDOW - 1) * 2 * 2 * 4 * 8] * 8  # keys and values of two layers, and their gradients
+    labels = 2 * 8  # a column of words, where these are rolled as they are split
+    assert [n for n in halos if n != labels] == [(WINDOW - 1) * 2 * 2 * 4 * 8] * 8  # keys, values, and their gradients
 
 
 @pytest.mark.parametrize("length", [64, 128, 256])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 import sbpflow as flow
 from sbpflow import B, S
@@ -44,3 +44,22 @@ def test_one_row_a_side_is_sent() -> None:
         )
     assert found.sbp == (S(2),)
     assert [(m.route, m.bytes) for m in moves if m.bytes] == [("halo", 2 * 2 * 5 * 8)]
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_channels_become_places_and_back(rows: int) -> None:
+    for op, shape in (("pixel_shuffle", (2, 8, rows, 3)), ("pixel_unshuffle", (2, 3, 2 * rows, 4))):
+        assert str(check_rule(op, torch.randn(shape, dtype=F64), 2)) == "every listed signature holds, and no other"
+
+
+@pytest.mark.parametrize(("rows", "sent"), [(8, 0), (9, 1), (6, 1)])
+def test_an_image_is_shuffled_in_pieces(rows: int, sent: int) -> None:
+    """Nothing is sent where ranks have whole places, else a row of the image."""
+    where, x = flow.placement("cpu:[0-3]"), torch.randn(1, 3, 2 * rows, 6, dtype=F64)
+    with flow.record() as moves:
+        folded: Any = pixel_unshuffle(flow.tensor(x, placement=where, sbp=S(2)), 2)
+        found: Any = pixel_shuffle(folded, 2)
+    assert folded.sbp == found.sbp == (S(2),)
+    assert torch.equal(found.full_tensor(), x)
+    assert {m.route for m in moves if m.bytes} <= {"halo"}
+    assert max((m.bytes for m in moves), default=0) <= 2 * sent * 2 * 3 * 6 * 8
