@@ -211,7 +211,11 @@ def of_model(model: nn.Module, x: Any) -> dict[str, Any]:
         return functional_call(model, weights, (x,))
 
     ahead: Any = jvp(out, (weights,), (tangents,))[1]
-    curve = jvp(grad(lambda w: loss(w, x)), (weights,), (tangents,))[1]
+
+    def whole(weights: Any) -> Any:
+        return loss(weights, x)
+
+    curve = jvp(grad(whole), (weights,), (tangents,))[1]
     each = vmap(grad(loss), in_dims=(None, 0))(weights, x)
     return {"ahead": ahead, **curve, **{f"each {name}": g for name, g in each.items()}}
 

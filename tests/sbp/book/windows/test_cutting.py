@@ -124,7 +124,8 @@ def test_slices_in_steps_of_several_runs(rows: int, outer: int, start: int, step
     """A rank of a flattened dim whose inner one was split has a run of places for each of the outer ones."""
     x = torch.randn(outer, rows, 2, dtype=F64, requires_grad=True)
     split: Any = flow.tensor(x.detach(), placement=flow.placement("cpu:[0-1]"), sbp=S(1)).requires_grad_()
-    found, want = split.flatten(0, 1)[start::step], x.flatten(0, 1)[start::step]
+    found: Any = split.flatten(0, 1)[start::step]
+    want: Any = x.flatten(0, 1)[start::step]
     torch.testing.assert_close(found.full_tensor(), want)
     found.square().sum().backward()
     want.square().sum().backward()
