@@ -7,7 +7,8 @@ A limit of memory is kept by all that a schedule has under way at once: where on
 little for the others, it is chosen again with less room.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +24,7 @@ from ...sbp.call import refs_in
 from ...sbp.joint.demands import Rounds
 from ...sbp.joint.known_options import KnownOptions
 from ...sbp.joint.placements import Homes, homes
-from ...sbp.logical import Logical, LogicalOp
+from ...sbp.logical import Logical
 from ...sbp.state import Runs
 from ..model.annotate import LayerMoves, chunk_of, placement_of
 from .capture.arguments import StepCall
@@ -204,17 +205,22 @@ class _Planner:
 
 
 def _as_first(logical: Logical, first: Logical, rest: Placement | None) -> Logical:
-    """The same with ops where those of the same lines are in the first kind of micro-batch, whose parameters were still
-    free: a tied weight may be at home elsewhere than an op that reads it."""
-    places: dict[tuple[str, str], set[Placement]] = {}
-    for op, there in zip(first.ops, homes(first, rest).ops, strict=True):
-        places.setdefault((op.origin.module, op.origin.line), set()).add(there)
+    """The same with every op where its like is in the first kind of micro-batch, whose parameters were still free: a
+    tied weight may be at home elsewhere than an op that reads it, and where least is sent depends on how many samples
+    there are. Alike are those of a name on a line of a module, in order."""
+    places = dict(zip(_each_of_line(first), homes(first, rest).ops, strict=True))
+    found = [op.placement or places.get(key) for key, op in zip(_each_of_line(logical), logical.ops, strict=True)]
+    ops = zip(logical.ops, found, strict=True)
+    return replace(logical, ops=tuple(replace(op, placement=there) for op, there in ops))
 
-    def known(op: LogicalOp) -> Placement | None:
-        found = places.get((op.origin.module, op.origin.line), ())
-        return op.placement or (next(iter(found)) if len(found) == 1 else None)
 
-    return replace(logical, ops=tuple(replace(op, placement=known(op)) for op in logical.ops))
+def _each_of_line(logical: Logical) -> Iterator[tuple[str, str, str, int]]:
+    """What tells an op from all others of its graph, in one of a micro-batch of another size too."""
+    many: Counter[tuple[str, str, str]] = Counter()
+    for op in logical.ops:
+        key = op.origin.module, op.origin.line, op.name
+        yield *key, many[key]
+        many[key] += 1
 
 
 def _tell_samples(error: SbpError, inputs: Mapping[str, Tensor]) -> None:

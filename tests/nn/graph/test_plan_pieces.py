@@ -111,3 +111,38 @@ def test_ranks_that_accumulate_bring_gradients_together_once_a_step(ranks4: Rank
     for received, lies in ranks4(accumulated):
         assert lies == [B] * 4
         assert received == pytest.approx(weights * 2 * 3 / 4, rel=0.01)  # and each micro-batch's loss, a number
+
+
+class Timed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x) + time[:, None])
+
+
+class Lit(nn.Module):
+    """What is made beside the first block tells how the result of the last is scaled and shifted, on one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.light = nn.Linear(8, 8), nn.Linear(8, 16)
+        self.blocks, self.head = nn.ModuleList(Timed() for _ in range(2)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = self.time(x.mean(1))
+        for block in self.blocks:
+            x = block(x, time)
+        scale, shift = self.light(time.tanh()).chunk(2, -1)
+        lit: Tensor = self.head(x * (1 + scale)[:, None] + shift[:, None])
+        return lit
+
+
+def test_ops_of_one_line_on_two_stages_stay_there_in_smaller_micro_batches() -> None:
+    """As in AuraFlow: where they were nobody knew, and two samples ran in other chunks than three."""
+    model = Lit().double()
+    one, x = copy.deepcopy(model), torch.randn(5, 16, 8, dtype=torch.float64)
+    flow.nn.pipeline(model.blocks, [flow.placement("cpu", [0]), flow.placement("cpu", [1])])
+    step = flow.compile(model, lambda m, x: m(x).square().mean(), micro_batches=2)
+    torch.testing.assert_close(step(x).full_tensor(), one(x).square().mean())
