@@ -42,7 +42,7 @@ class Storages:
         rank: int,
     ) -> None:
         self.stages, self.layouts, self.transfers, self.traced, self.rank = stages, layouts, transfers, traced, rank
-        self.parameters = 0  # bytes, which are there
+        self.parameters = self.constants = 0  # bytes, which are there; those of constants, for a step alone
         self.fresh = count()
         self.bytes: dict[int, int] = {}
         self.held: dict[str, tuple[int, ...]] = {}
@@ -55,7 +55,9 @@ class Storages:
         self.stowed: Counter[OffloadPlace] = Counter()
         for source in graph.sources:
             size = self.size(source.value.layout)
-            if source.kind != "input":
+            if source.kind == "constant":
+                self.constants += size
+            elif source.kind != "input":
                 self.parameters += size
             self.hold(source.value.name, [self.new(size if source.kind == "input" else 0)])
 

@@ -19,7 +19,7 @@ __all__ = ["AtRest", "at_rest"]
 class AtRest:
     """Bytes of one rank between steps: parameters and buffers, gradients left on them, and states of optimizers. States
     include own pieces of parameters that are no views, and means of late updates. Numbers, such as counts of steps, are
-    left out."""
+    left out, but for those of a parameter that is a number."""
 
     parameters: int
     gradients: int
@@ -49,8 +49,9 @@ def _states(model: AdoptedModel) -> Iterator[GlobalTensor]:
     yield from (mean for mean in map(late_mean, model.held.values()) if isinstance(mean, GlobalTensor))
     for optimizer in model.optimizers:
         for x, state in optimizer.state.items():
-            for part in state.values():
-                if isinstance(part, Tensor) and part.ndim and isinstance(x, GlobalTensor):
+            for name, part in state.items():
+                counted = isinstance(part, Tensor) and (part.ndim or (not x.ndim and name != "step"))
+                if counted and isinstance(x, GlobalTensor):
                     yield part if isinstance(part, GlobalTensor) else whole_everywhere(part, x.placement)
 
 

@@ -89,7 +89,7 @@ def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> R
         first,
         parameters=sum(one.parameters for one in (first, *others)),
         gradients=gradients,
-        activations=max(0, max(most, after) - gradients),
+        activations=max(0, max(most, after) - gradients) + sum(one.activations for one in (first, *others)),
         host=away["cpu"],
         disk=away["disk"],
     )
