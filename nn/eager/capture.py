@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...placement import placement
@@ -33,7 +34,9 @@ __all__ = [
     "autocast_state",
     "capture",
     "capturing",
+    "detached",
     "fakes_of",
+    "new_fake",
     "quiet",
     "seen_by",
     "shared_fakes",
@@ -122,6 +125,23 @@ def _fake(layout: Layout) -> Tensor:
     """A tensor of the logical shape and dtype, on the placement's kind of device, without values."""
     with shared_fakes():
         return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.placement.type)
+
+
+def new_fake(
+    fakes: FakeTensorMode, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """A new tensor without values: what `torch.empty_strided` makes in the mode of fakes, but that no mode is asked.
+
+    A deep model has thousands, and a question to all modes takes seven times as long."""
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return FakeTensor(fakes, torch.empty_strided(shape, strides, dtype=dtype, device="meta"), torch.device(device))
+
+
+def detached(fake: Tensor) -> Tensor:
+    """A tensor without values on the memory of another, outside of autograd; no mode is asked either."""
+    assert isinstance(fake, FakeTensor)
+    with torch._C.DisableTorchFunction(), no_dispatch():
+        return FakeTensor(fake.fake_mode, fake.detach(), fake.device)
 
 
 def fakes_of(layouts: Sequence[Layout]) -> list[Tensor]:

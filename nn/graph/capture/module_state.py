@@ -1,6 +1,6 @@
 """The state of modules while a graph is captured: fakes in the place of parameters and buffers, under their names."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
-from torch.utils._mode_utils import no_dispatch
 
 from ....placement.errors import SbpError
 from ....placement.structure import part_at, walk
 from ....sbp.layout import dense_strides, memory_gaps, memory_order
+from ...eager.capture import new_fake
 from ...model.cast import Types, types_of
 from ...tensors.handle import attributes
 from ...tensors.tensor import GlobalTensor
 from .surroundings.containers import Containers
 
-__all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like", "new_fake"]
+__all__ = ["Constant", "ModuleState", "HeldTensor", "fake_like"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +54,6 @@ def fake_like(fakes: FakeTensorMode, real: Tensor, device: str, dtype: torch.dty
         order = gaps = ()
     strides = gaps if gaps and dtype in (None, real.dtype) else dense_strides(shape, order)
     return new_fake(fakes, shape, strides, dtype or real.dtype, device).requires_grad_(real.requires_grad)
-
-
-def new_fake(
-    fakes: FakeTensorMode, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | str
-) -> Tensor:
-    """A new tensor without values: what `torch.empty_strided` makes in the mode of fakes, but that no mode is asked.
-
-    A deep model has thousands, and a question to all modes takes seven times as long."""
-    with torch._C.DisableTorchFunction(), no_dispatch():
-        return FakeTensor(fakes, torch.empty_strided(shape, strides, dtype=dtype, device="meta"), torch.device(device))
 
 
 class ModuleState:

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ....boxing.graph.memory_order import lay
 from ....placement.errors import ShapeError
 from ....sbp.call import map_tensors
-from ...eager.capture import quiet
+from ...eager.capture import detached, quiet
 from ..lower.localise import Local
 from .recorder import Recording, record
 
@@ -79,7 +79,7 @@ def trace(
     if _writes(whole.graph):
         raise Untraceable("an input is written to")
     _clean(whole.graph, strided=strided)
-    _forget_autograd(whole.graph, fakes)
+    _forget_autograd(whole.graph)
     nodes = [node for node in whole.graph.nodes if node.op == "placeholder"]
     flat: Any = whole.graph.output_node().args[0]
     outputs, gradients = flat[: len(specs)], flat[len(specs) :]
@@ -202,12 +202,11 @@ def _clean(graph: fx.Graph, *, strided: bool) -> None:
     graph.eliminate_dead_code()
 
 
-def _forget_autograd(graph: fx.Graph, fakes: FakeTensorMode) -> None:
+def _forget_autograd(graph: fx.Graph) -> None:
     """Values as they are outside of autograd, which would keep all that they were made of."""
-    with torch.no_grad(), fakes:
-        for node in graph.nodes:
-            if "val" in node.meta:
-                node.meta["val"] = map_tensors(node.meta["val"], lambda x: x.detach() if x.requires_grad else x)
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = map_tensors(node.meta["val"], lambda x: detached(x) if x.requires_grad else x)
 
 
 def ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:

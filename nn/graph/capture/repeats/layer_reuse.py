@@ -24,12 +24,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from .....boxing.record import following
 from .....placement.structure import replaced
 from .....sbp.logical import LogicalOp, Origin
+from ....eager.capture import new_fake
 from ....eager_parts.part import EagerPart
 from ....model.flows import flow_of
 from ..calls.transforms import transformed
 from ..declared import Declared
 from ..interceptor import Interceptor
-from ..module_state import ModuleState, new_fake
+from ..module_state import ModuleState
 from ..tape import Tape, View
 from .expert_calls import ExpertCalls
 from .likeness import ALL, Number, Unlike, attributes_noted, blocks_of, of_module, of_value, read_name, reader
