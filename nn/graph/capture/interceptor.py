@@ -33,6 +33,7 @@ from ...model.recompute.kept_ops import kernels_of
 from ...model.recompute.recomputation import Recomputing
 from ...tensors.memory_formats import as_laid
 from .calls.described_card import DescribedCard
+from .calls.known_answers import KnownAnswers
 from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
 from .calls.running_stats import NORMS, statistics
@@ -45,7 +46,6 @@ __all__ = ["Known", "Interceptor", "data_dependent", "functional"]
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _DROPS = tuple(getattr(aten, name + suffix).default for name in named("drops") for suffix in ("", "_"))
-_ASKS = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
 _ITEM = "x.item(), or a tensor taken for a number,"
 _SAID = {  # as users say what torch calls so
     "aten.is_nonzero.default": "an if on a tensor (or while, and, not, assert)",
@@ -107,7 +107,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         self.regions = 0
         self.policy: Policy | None = None  # of the region
         self.inner: nn.Module | None = None
-        self._checks: dict[int, Tensor] = {}  # whether all is true, which only checks of arguments ask
+        self._answers = KnownAnswers(tape.number)
         self._paused = False
         self._look: Look | None = None
         self.below = BelowTransforms(tape, known, self.fake, self._run)
@@ -216,7 +216,9 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             return made
         if func in _DROPS and (not args[2] or args[1] == 0):  # the input itself, which fakes do not show
             return args[0]
-        if func in _ASKS and id(args[0]) in self._checks:  # torch._check_tensor_all, a distribution's arguments
+        if func is aten.set_.source_Tensor and args[0] is args[1]:  # nothing, as torch parametrizes a module
+            return args[0]
+        if self._answers.is_true(func, args):
             return True
         if func in NORMS:
             args = statistics(self.tape, func, args)
@@ -234,9 +236,8 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 f"capture: {func} makes a sparse tensor, at {self.tape.origin.line}\n"
                 "  a graph has dense ones alone: leave it dense, or do it outside of the graph"
             )
-        if func is aten._is_all_true.default:
-            self._checks[id(out)] = out
         self.tape.record(func, args, kwargs, out)
+        self._answers.see(func, args, out)
         return out
 
     def _asked(self, policy: Policy, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,5 +5,6 @@ strides         places in one device's memory
 running_stats   what norms write beside their result
 transforms      calls below vmap and derivatives of torch.func
 derivatives     `torch.autograd.grad` of values of the tape
+known_answers   what Python may ask of a tensor without values
 policy          what of a region that is recomputed is kept
 """
