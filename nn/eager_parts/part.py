@@ -9,6 +9,7 @@ they come so, because eager ops go on with them.
 """
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .held import HeldTensors
 from .marks import EagerMark
 
-__all__ = ["EagerPart", "Made", "PartCall", "PartTensor", "SavedPass", "leaves_of"]
+__all__ = ["EagerPart", "Made", "PartCall", "PartTensor", "SavedPass", "leaves_of", "of_all"]
 
 Shards = tuple[Tensor, ...]
+# Stages that one process plays have a thread each, and modules hold one part's tensors at a time.
+_one_at_a_time = threading.RLock()
 SavedPass = tuple[list[Shards], list[Shards]]  # the shards of leaves, and those of results
 
 
@@ -133,6 +136,7 @@ class EagerPart:
         ]
         tensors = [wrap(shards, of) for shards, of in zip(leaves, lies, strict=True)]
         with ExitStack() as stack:
+            stack.enter_context(_one_at_a_time)
             for kind, dtype in self.call.autocast:
                 stack.enter_context(torch.autocast(kind, dtype))
             stack.enter_context(torch.set_grad_enabled(self.call.grad))
@@ -165,14 +169,14 @@ class EagerPart:
 
     def check_draws(self, where: Placement) -> None:
         """Refuse random numbers that other processes would not draw: theirs would be others from then on."""
-        if self.call.draws and not _of_all(where):
+        if self.call.draws and not of_all(where):
             raise self._draws_alone(where)
 
     @contextmanager
     def _drawing_alike(self, where: Placement) -> Iterator[None]:
         """Around a run: refuse numbers that are drawn, which the capture did not see, where others do not run it."""
         kind = family(where.type)
-        before = None if _of_all(where) else kind.random_state()
+        before = None if of_all(where) else kind.random_state()
         yield
         if before is not None and not torch.equal(kind.random_state(), before):
             raise self._draws_alone(where)
@@ -235,12 +239,13 @@ class EagerPart:
         found: Sequence[Tensor | None] = [None] * len(asked)
         if pairs:
             ends, starts = zip(*pairs, strict=True)
-            found = torch.autograd.grad(ends, asked, starts, allow_unused=True)
+            with _one_at_a_time:
+                found = torch.autograd.grad(ends, asked, starts, allow_unused=True)
         dense = iter(_dense(x, g) for x, g in zip(asked, found, strict=True))
         return [tuple(next(dense) for _ in leaves[at]) for at in wants]
 
 
-def _of_all(where: Placement) -> bool:
+def of_all(where: Placement) -> bool:
     """Whether every process has a rank of a placement."""
     here = world()
     return here.rank is None or len({*where.flat}) == here.size

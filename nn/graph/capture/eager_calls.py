@@ -14,7 +14,7 @@ from ....placement.structure import leaves, replaced
 from ...eager.capture import autocast_state
 from ...eager_parts.held import HeldTensors
 from ...eager_parts.marks import EagerMark
-from ...eager_parts.part import EagerPart, Made, PartCall, PartTensor
+from ...eager_parts.part import EagerPart, Made, PartCall, PartTensor, of_all
 from ...model.recompute.recomputation import regions_by
 from ...tensors.tensor import GlobalTensor
 from .eager_trial import Learnt, PartTrial
@@ -86,7 +86,11 @@ class EagerCalls:
     def _value(self, fake: Tensor) -> Tensor | None:
         """The tensor for which a fake stands, where every process has it, with values."""
         real = self.reals.get(id(fake))
-        if real is None or isinstance(real, GlobalTensor) or real.is_meta:
+        if isinstance(real, GlobalTensor):  # a buffer, say, from the first run on
+            lies = real._layout.state
+            whole = not lies.split and not lies.partial and of_all(real.placement)
+            real = real._shards[0] if whole else None
+        if real is None or real.is_meta:
             return None
         return real if self.tape.number(fake) == self.tape.view(fake).memory.born else None  # else it was written to
 
