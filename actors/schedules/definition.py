@@ -149,6 +149,12 @@ class Definition:
         """Whether all micro-batches of a step see the same weights."""
         return not self.versions
 
+    @property
+    def waits(self) -> bool:
+        """Whether the last chunk can hold what all micro-batches leave there, before one of them goes back."""
+        marks = self.act in ("m", "m*n") and not (self.pool or self.split or self.slices or self.table or self.order)
+        return marks and self.synchronous and self.way == "loop"
+
     @cached_property
     def linear(self) -> bool:
         """Whether it runs any chunks in a row, each as a stage of its own, also where several are on one device."""

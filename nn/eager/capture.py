@@ -5,6 +5,7 @@ and before anything is decomposed: `F.cross_entropy` is one `cross_entropy_loss`
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -107,7 +108,13 @@ class _Notes(CallWatch):  # type: ignore[no-untyped-call]
         return Logical(self.sources, tuple(self.noted), map_tensors(result, self._ref))
 
 
-_capturing = 0
+class _Capturing(threading.local):
+    """How many captures a thread is in: modes are of a thread, and stages of a pipeline go on meanwhile."""
+
+    depth = 0
+
+
+_capturing = _Capturing()
 
 
 @cache
@@ -118,7 +125,7 @@ def shared_fakes() -> FakeTensorMode:
 
 def capturing() -> bool:
     """Whether fakes are running through a function right now."""
-    return _capturing > 0
+    return _capturing.depth > 0
 
 
 def _fake(layout: Layout) -> Tensor:
@@ -210,13 +217,12 @@ def _watched(
 @contextmanager
 def seen_by(watch: CallWatch) -> Iterator[None]:
     """Inside, a watch sees every call of a function on tensors without values."""
-    global _capturing
-    _capturing += 1
+    _capturing.depth += 1
     try:
         with quiet(), torch.enable_grad(), enable_python_dispatcher(), watch:
             yield
     finally:
-        _capturing -= 1
+        _capturing.depth -= 1
 
 
 @contextmanager

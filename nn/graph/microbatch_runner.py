@@ -11,16 +11,18 @@ from ...boxing.record import asked
 from ...placement.structure import mapped
 from ...placement.world import world
 from ...sbp import B
+from ...sbp.call import Ref
 from ...sbp.logical import Source
 from ..tensors.tensor import GlobalTensor
 from .capture.arguments import cutter
 from .compiler.generated_calls import Shards, ones
-from .microbatch.batch import joined, weight_of
+from .microbatch.batch import evaluated, joined, weight_of
 from .microbatch.prologue import Before, Pasts
 from .optimizer.adopted_model import AdoptedModel
 from .optimizer.post_validation import PostValidation, refuse_hooks
 from .pieces import Pieces, Sized
 from .plan import Planned
+from .run.late_graph import LateRun
 
 __all__ = ["MicroBatchRunner"]
 
@@ -41,17 +43,23 @@ class MicroBatchRunner:
         self.constants = {s.value.name: cutter(s.value.layout) for s in constants}
         updates = [self.batch.update(group) for group in pieces.groups]
         shares = [update.shares(piece) for update in updates for piece in update.pieces]
-        self.seeds = [self._seeds(one, share) for one, share in zip(self.each, shares, strict=True)]
+        self.late = None
+        if pieces.late is not None:
+            graphs = [one.graph for one in self.each]
+            self.late = LateRun(pieces.late, graphs, pieces.results, self.batch, plan.options.backend)
+        first = None if pieces.late is None else pieces.late.whole.losses
+        self.seeds = [self._seeds(one, share, first) for one, share in zip(self.each, shares, strict=True)]
         names = self.proved.weights.validates
         self.validation = None if names is None else PostValidation(model, names)
         self.weights = [update.sizes[0] / self.batch.sizes[0] for update in updates for _ in update.pieces]
 
     @staticmethod
-    def _seeds(one: Sized, shares: Sequence[float]) -> dict[str, Shards]:
-        """The gradients that the losses of a micro-batch start from, which is such a part of the update's samples."""
+    def _seeds(one: Sized, shares: Sequence[float], first: int | None) -> dict[str, Shards]:
+        """The gradients that the losses of a micro-batch start from, which is such a part of the update's samples: the
+        `first` so many, as others come from what is done behind all forwards."""
         states = [one.micro.states[loss.number] for loss in one.micro.logical.losses]
         made: dict[str, Shards] = {}
-        for number, ((name, given), state) in enumerate(zip(one.graph.losses, states, strict=True)):
+        for number, ((name, given), state) in enumerate(zip(one.graph.losses[:first], states[:first], strict=True)):
             weight = weight_of(state, shares, name)
             if given is None:
                 made[f"seed {number}"] = tuple(x * weight for x in ones(one.graph.layout(name).dual))
@@ -79,12 +87,22 @@ class MicroBatchRunner:
             given_back = {name: tuple([x.clone() for x in of]) for name, of in given_back.items()}
         with asked(), Pasts(self.batch, self.each[0].micro.pasts) as pasts:
             inputs = [self._cut(k, piece, pasts) for k, piece in enumerate(pieces)]
-            made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation)
+            if self.late is not None:
+                self.late.begin(self._known(given) if here else {})
+            made, grads = self.program(held, inputs, self.seeds, self.model.update, self.validation, self.late)
         each = [(one.graph, values) for one, values in zip(self.each, made, strict=True)]
         losses = [(g.layout(x).placement, values[x]) for g, values in each for x, _ in g.losses if x in values]
         if self.validation is None or not self.validation.ends(losses):
             self.model.take({**given_back, **inputs[0], **made[0]}, losses, grads if self.learns else None, given)
         return self._joined([{**held, **mine, **values} for mine, values in zip(inputs, made, strict=True)])
+
+    def _known(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of all samples that are made of arguments alone, for what is done behind all forwards."""
+        assert self.late is not None
+        graphs = self.late.late.whole.known
+        found = {name: evaluated(graph, {**self.before.more(graph), **given}) for name, graph in graphs.items()}
+        self.before.asked.clear()
+        return found
 
     def _cut(self, k: int, piece: Mapping[str, Tensor], pasts: Pasts) -> dict[str, Shards]:
         """The arguments of one piece as they lie."""
@@ -113,7 +131,7 @@ class MicroBatchRunner:
 
     def _joined(self, values: Sequence[Mapping[str, Shards]]) -> Any:
         """The results of the batch."""
-        each = self.each
+        each, late = self.each, self.late
         how = dict(zip(vars_in(self.graph.result), self.pieces.results, strict=True))
         names = [vars_in(one.graph.result) for one in each]
 
@@ -124,4 +142,9 @@ class MicroBatchRunner:
             return joined(parts, layouts, how[var.name], self.batch, self.weights)
 
         with torch.no_grad():
-            return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))
+            if late is None:
+                return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))
+            whole = late.late.whole
+            made = dict(zip(whole.early, map(put, self.graph.result[: len(whole.early)]), strict=True))
+            made.update(late.results())
+            return self.plan.logical.rebuild(mapped(whole.result, Ref, lambda ref: made[ref.number]))

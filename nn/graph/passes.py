@@ -227,6 +227,13 @@ class Passes:
         self.dump("chosen", lambda: "\n".join(_choices(made)))
         return made
 
+    def by_itself(self, logical: Logical) -> Decided:
+        """The signatures of a graph of arguments alone, of which nothing is said."""
+        logical, where = taken_apart(logical, self.rest)
+        regather = self.options.backend != "autograd"
+        made = decide(Choosing(logical, where, Demands({}, 0), None, inf, regather, self.name, KnownOptions()))
+        return replace(made, graph=replace(made.graph, cluster=_cluster_of(made.graph)))
+
     def pins(
         self, inputs: Mapping[str, Tensor], kept: Mapping[str, Layout], places: Mapping[str, Placement]
     ) -> dict[str, SourcePin]:

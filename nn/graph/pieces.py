@@ -25,6 +25,7 @@ from .optimizer.late_mean import wide_dtype
 from .options import Options
 from .run.costs import chunk_costs, course, once, step_costs
 from .run.footprint import footprint
+from .run.late_graph import LateGraph
 from .run.network import shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
@@ -83,6 +84,7 @@ class Pieces:
     room: float | None
     scaled: bool = False  # whether losses have a scale
     states: int = 0  # that optimizers keep for each parameter
+    late: LateGraph | None = None  # what is done behind all forwards
 
     @property
     def first(self) -> Sized:
@@ -115,7 +117,8 @@ class Pieces:
         schedule, name = self.options.policy, str(self.options.name)
         variants = {key: one.variant for key, one in self.sized.items()}
         weights = self._weights(variants)
-        made = ProvedPipeline(variants, self.kinds, schedule, name, weights, self.batch.slices)
+        late = self.late is not None and self.trains
+        made = ProvedPipeline(variants, self.kinds, schedule, name, weights, self.batch.slices, late=late)
         if self.streams and schedule.unpinned == "corrected":
             weights.corrects(_delays(made).chunks)
         return made
@@ -152,7 +155,8 @@ class Pieces:
         """The bytes that a step takes at its peak on every rank."""
         regather = self.options.backend != "autograd"
         live = footprint(self.proved, regather=regather, states=self.states, mean=wide_dtype)
-        return {rank: of.beside([self.drawn], rank) for rank, of in live.items()}
+        beside = [self.drawn, *([] if self.late is None else [self.late.resident])]
+        return {rank: of.beside(beside, rank) for rank, of in live.items()}
 
     @property
     def drawn(self) -> Resident:

@@ -9,11 +9,13 @@ little for the others, it is chosen again with less room.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
+from ...boxing.graph.buckets import bucketed
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.text.text import to_text
 from ...placement import Placement
@@ -30,13 +32,15 @@ from ..model.annotate import LayerMoves, chunk_of, placement_of
 from .capture.arguments import StepCall
 from .choose.choose import Decided
 from .memory.account import account, held_by_rank
-from .microbatch.along import along, said
+from .microbatch.along import Along, along
 from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import Micro
+from .microbatch.needs_all import WAITING, NeedsAll, said
 from .microbatch.peel import peeled
 from .passes import Passes
 from .pieces import Pieces, Sized, kept_of
 from .run.footprint import less, outgrown
+from .run.late_graph import LateGraph
 from .run.network import shape_of
 from .run.variant import Variant
 from .tasks.chunks import Chunks, groups
@@ -82,13 +86,27 @@ class _Planner:
         self.said, self.placed = chunk_of(passes.modules, moved), placement_of(passes.modules)
         self.numbers = range(len(batch.pieces))
         try:
-            self.whole = along(step, batch.runs, batch.inputs)
+            self.whole = self.along(step)
         except SbpError as error:
             _tell_samples(error, call.inputs)
             raise
         self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
         self.known = KnownOptions()
         self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
+
+    def along(self, step: Logical) -> Along:
+        """The step along time. Where an op needs all micro-batches, another schedule may help."""
+        how = self.batch.runs, self.batch.inputs, end_of(step, self.passes.rest)
+        waits = not step.losses or self.schedule.waits
+        try:
+            return along(step, *how, waits=waits)
+        except NeedsAll as error:
+            if waits:
+                raise
+            with suppress(SbpError):
+                along(step, *how, waits=True)
+                error.args = (f"{error}{WAITING}", *error.args[1:])
+            raise
 
     def chosen(self, room: float | None) -> Pieces:
         """The step of each kind and route with so much room for one micro-batch, on the weights of the first."""
@@ -100,7 +118,13 @@ class _Planner:
             kinds, sized = self.laid(wanted, room)
         results = [self.whole.states[n] for n in refs_in(self.whole.logical.result)]
         how = self.passes.scale is not None, self.passes.states
-        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room, *how)
+        return Pieces(self.passes.options, self.batch, kinds, sized, wanted, results, room, *how, self.late)
+
+    @cached_property
+    def late(self) -> LateGraph | None:
+        """The end of the step that is done behind all forwards, decided by itself."""
+        whole = self.whole.whole
+        return None if whole is None else LateGraph(whole, bucketed(self.passes.by_itself(whole.logical).graph))
 
     def laid(
         self, groups: Sequence[Sequence[int]], room: float | None
@@ -202,6 +226,14 @@ class _Planner:
 
     def every(self, many: int) -> list[Sequence[int]]:
         return [self.numbers[at : at + many] for at in self.numbers[::many]]
+
+
+def end_of(step: Logical, rest: Placement | None) -> Placement | None:
+    """The placement of the first loss, or of the first result."""
+    where = homes(step, rest)
+    made = {n: there for op, there in zip(step.ops, where.ops, strict=True) for n in op.numbers}
+    ends = [loss.number for loss in step.losses] or list(refs_in(step.result))
+    return next((made[n] for n in ends if n in made), None)
 
 
 def _as_first(logical: Logical, first: Logical, rest: Placement | None) -> Logical:

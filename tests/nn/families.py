@@ -183,10 +183,11 @@ OTHERS = """
 ## Seen beside these
 
 - A loss that compares samples with each other, as CLIP's, cannot be cut into micro-batches: `flow.compile` without
-  stages takes it.
+  stages takes it, and so do stages under gpipe, where it waits for all of them.
 - LED, Longformer, ProphetNet, losses by CTC, and models with layer drop, such as Informer, ask what a tensor holds in
-  Python (`if`, `.item()`, `nonzero()`): a graph refuses them with the line, and takes them as eager parts. Longformer
-  and LED are refused eagerly too.
+  Python (`if`, `.item()`, `nonzero()`): a graph refuses them with the line and the module to mark, and takes them as
+  eager parts. The same holds for DETR's loss, Encodec's convolutions and LongCat's experts. Eagerly as a whole,
+  Longformer and LED are refused.
 - RWKV rescales its weights in place when it evaluates: in training a graph is right, in evaluation it is an error that
   names the parameter.
 - PaliGemma without `token_type_ids` masks otherwise while it is traced, so that `torch.compile` and `flow.compile` both

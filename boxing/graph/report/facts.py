@@ -125,6 +125,7 @@ class GraphFacts:
     idle: Sequence[str] = ()  # a line on each axis over which nothing is split
     once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
     account: MoveAccount | None = None  # the seconds of moves by which the choice was made
+    late: Sequence[str] = ()  # a line on what a step in micro-batches does once for the whole batch
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 
     @cached_property
@@ -133,12 +134,12 @@ class GraphFacts:
 
     @property
     def eager(self) -> list[str]:
-        """A line on each part that runs eagerly, whose price nobody knows beforehand."""
-        return [
-            f"{step.origin.module or op_name(step.op)} runs eagerly: its seconds and moves are in none of these figures"
-            for step in self.graph.steps
-            if isinstance(step, Op) and step.op.namespace == PART
-        ]
+        """A line on each part that runs eagerly, whose price nobody knows beforehand, as Python says what it does while
+        it runs; and one on what is done once for the whole batch."""
+        parts = [step for step in self.graph.steps if isinstance(step, Op) and step.op.namespace == PART]
+        names = [step.origin.module or op_name(step.op) for step in parts]
+        unknown = "its seconds and moves are in none of these figures, as Python says what they are while it runs"
+        return [*(f"{name} runs eagerly: {unknown}" for name in names), *self.late]
 
     @cached_property
     def prices(self) -> MovePrices:

@@ -6,7 +6,7 @@ other values is refused. Python's state, random numbers and modules are afterwar
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -83,11 +83,7 @@ class PartTrial:
 
     def learnt(self) -> Learnt:
         """Run it, and tell what it gave back."""
-        with ExitStack() as stack:
-            stack.enter_context(self.aside())
-            stack.enter_context(unset_fake_temporarily())
-            stack.enter_context(self._unseen())
-            stack.enter_context(parts_by(None))
+        with self._apart():
             try:
                 with quiet(), FakeTensorMode(allow_non_fake_inputs=True):
                     return self._run([_stand_in(x, torch.empty_like) for x in self.fakes])
@@ -95,6 +91,16 @@ class PartTrial:
                 raise
             except Exception:  # it looks at values, or it is wrong, and fails once more
                 return self._on_values()
+
+    def of_values(self, tensors: Sequence[Tensor]) -> Any:
+        """The result for these tensors."""
+        with self._apart():
+            return self._run(tensors).result
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        with self.aside(), unset_fake_temporarily(), self._unseen(), parts_by(None):
+            yield
 
     def _on_values(self) -> Learnt:
         found: list[Learnt] = []

@@ -18,21 +18,25 @@ from math import inf
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from ....placement import Placement
 from ....placement.errors import SbpError
 from ....sbp.call import Call, Ref, Way, fill
 from ....sbp.choose import all_ways, divides, everywhere
 from ....sbp.joint.options import answer_of
-from ....sbp.logical import Logical, LogicalOp
+from ....sbp.logical import Logical, LogicalOp, Loss
 from ....sbp.state import Factors, Runs, State
 from ....sbp.traits import traits
-from ...eager_parts.part import EagerPart
 from ..choose.decompose import expand
+from .needs_all import NeedsAll, needs_all
 from .owned_samples import OwnedSamples, refuse_owned
 from .row_facts import RowFacts
+from .sample_parts import SampleParts
 from .sorted_rows import SortedRows
+from .whole_batch import WholeBatch, handed_over, whole_batch
 
-__all__ = ["TOKENS", "Along", "Change", "along", "said"]
+__all__ = ["TOKENS", "Along", "Change", "along"]
 
 SAMPLES, TOKENS = 0, 1  # the axes
 CUT, SHARE, BEFORE = 1, 2, 10  # prices of cutting, of weighing, and of making a value before the step
@@ -70,19 +74,30 @@ class Along:
     masks: Mapping[int, State] = field(default_factory=dict)
     scatters: frozenset[int] = frozenset()
     owner: Mapping[int, int] = field(default_factory=dict)
+    whole: WholeBatch | None = None  # what is done behind all forwards
 
 
-def along(logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]]) -> Along:
-    """A captured step along time, in such runs; `dims` says which axes cut each argument."""
-    asked = _Asked(expand(logical, lambda op: 2), runs, dims)
+def along(
+    logical: Logical,
+    runs: Runs,
+    dims: Mapping[str, tuple[Factors, ...]],
+    end: Placement | None = None,
+    *,
+    waits: bool = False,
+) -> Along:
+    """A captured step along time, in such runs; `dims` says which axes cut each argument. Where the schedule `waits`,
+    all micro-batches have gone forward before one goes back: what needs all of them at once is done between, at the
+    `end` of the step."""
+    asked = _Asked(expand(logical, lambda op: 2), runs, dims, end, waits)
     for op in asked.logical.ops:
         asked.put(op)
+    whole = asked.handed_over() if asked.late else None
     asked.sorted.refuse_ends(asked.logical.ends)
     refuse_owned(asked.logical, asked.owned.owner)
     made = replace(asked.logical, ops=tuple(asked.ops))
     given, scatters = frozenset(asked.given), frozenset(asked.scatters)
     ways, owner = tuple(asked.ways), asked.owned.owner
-    return Along(made, runs, asked.states, ways, given, asked.attends, asked.masks, scatters, owner)
+    return Along(made, runs, asked.states, ways, given, asked.attends, asked.masks, scatters, owner, whole)
 
 
 def change(have: State, to: State) -> Change | None:
@@ -102,21 +117,22 @@ def drawn(op: LogicalOp, call: Call) -> Way | None:
     return Way(call.states, (State(call.states[0].dims),))
 
 
-def said(state: State, axes: int) -> str:
-    """A state as a user would write it.
-
-    >>> said(State(((0,), ())), 1), said(State(((0,), (1,))), 2)
-    ('S(0)', '(S(0), S(1))')
-    """
-    words = list(map(str, state.sbp(axes)))
-    return words[0] if len(words) == 1 else f"({', '.join(words)})"
-
-
 class _Asked:
     """The book, asked op by op."""
 
-    def __init__(self, logical: Logical, runs: Runs, dims: Mapping[str, tuple[Factors, ...]]) -> None:
-        self.logical, self.runs = logical, runs
+    def __init__(
+        self,
+        logical: Logical,
+        runs: Runs,
+        dims: Mapping[str, tuple[Factors, ...]],
+        end: Placement | None,
+        waits: bool,
+    ) -> None:
+        self.logical, self.runs, self.end = logical, runs, end
+        self.waits = waits and len(runs.lengths) == 1
+        self.late: list[LogicalOp] = []  # ops that need all micro-batches, and those that use what these make
+        self.late_values: set[int] = set()
+        self.late_by: SbpError | None = None  # why the first of them does
         self.sizes = tuple(n if len(each) > 1 else 1 for n, each in zip(runs.sizes, runs.lengths, strict=True))
         self.fakes = dict(logical.fakes)
         self.ops: list[LogicalOp] = []
@@ -131,6 +147,7 @@ class _Asked:
         self.counts: set[int] = set()  # counts: whole numbers of which none is below 0, so no sum of them cancels
         self.facts = RowFacts(self.fakes)
         self.sorted = SortedRows(self.facts, self.given, self.moved)
+        self.parts = SampleParts(runs)
         self.owned = OwnedSamples(self.logical, runs, self.given, self.moved)
         for n, source in enumerate(logical.sources):
             cut = dims.get(source.name, ()) if source.kind == "input" else ()
@@ -141,12 +158,57 @@ class _Asked:
                 self.sampled.update([n] if self.states[n].split else [])
 
     def put(self, op: LogicalOp) -> None:
-        if isinstance(op.op, EagerPart):
-            raise SbpError(
-                f"the eager part {op.op.name}, called at {op.op.call.place}, runs on a whole batch\n"
-                "  a step in micro-batches has some of it at a time, and nothing tells what it does to each sample\n"
-                "  leave micro_batches= out, or have it captured: flow.nn.eager(module, None) takes the mark back"
-            )
+        """Ask of an op, or leave it for behind all forwards."""
+        if self.late_values.isdisjoint(op.inputs):
+            try:
+                self.ask(op)
+                return
+            except NeedsAll as error:
+                if not self.waits:
+                    raise
+                self.late_by = self.late_by or error
+        assert self.late_by is not None
+        draws = op.draws or (op.is_part and op.op.call.draws)  # type: ignore[attr-defined]  # a part
+        if draws or (op.placement not in (None, self.end) and self.end is not None):
+            raise self.late_by
+        self.late.append(op)
+        self.late_values.update(op.numbers)
+
+    def handed_over(self) -> WholeBatch:
+        """The ops that are done behind all forwards. What they use becomes results of micro-batches, and losses where
+        gradients come back to it."""
+        assert self.late_by is not None
+        step, handed, known = self.logical, dict[int, Tensor](), dict[int, Tensor]()
+        given = any(loss.gradient is not None for loss in step.losses)
+        if given or not self.late_values.isdisjoint(step.writes.values()):
+            raise self.late_by
+        new: list[int] = []
+        for op in self.late:
+            for n in op.inputs:
+                if n in self.late_values or n in handed:
+                    continue
+                if n in self.given:
+                    known[n] = self.fakes[n]
+                    continue
+                state = self.states[n]
+                if (state.partial and state.reduction != "sum") or n in self.owned.owner:
+                    raise self.late_by
+                handed[n] = self.fakes[n]
+                new.append(max(self.fakes) + 1)
+                self.record(handed_over(n, self.fakes[n], new[-1], op, self.end), Way((state,), (state,)))
+        whole, losses = whole_batch(replace(step, ops=tuple(self.ops)), self.late, handed, known, self.end)
+        seeded = tuple(Loss(new[at]) for at in whole.wants)
+        result = tuple(Ref(n) for n in (*whole.early, *new))
+        self.logical = replace(step, result=result, losses=(*losses, *seeded))
+        return whole
+
+    def ask(self, op: LogicalOp) -> None:
+        if op.is_part:
+            way = self.parts.way(op, self.call(op))
+            if way is None:
+                raise self.parts.refused(op)
+            self.record(op, way)
+            return
         op = self.of_tensors(op)
         call = self.call(op)
         plain = torch.Tag.nondeterministic_seeded not in op.op.tags
@@ -290,44 +352,7 @@ class _Asked:
         self.scatters.add(op.numbers[0])
         return Way(tuple(states), (states[0],))
 
-    def refused(self, op: LogicalOp, call: Call) -> SbpError:
+    def refused(self, op: LogicalOp, call: Call) -> NeedsAll:
         """An op that cannot be done for a micro-batch alone."""
-        lies = ", ".join(said(state, len(self.sizes)) for state in call.states)
-        slices = len(self.sizes) > 1
-        what, told = "slice or micro-batch" if slices else "micro-batch", ""
-        for cause in {id(made): made for n in op.inputs if (made := self.causes.get(n)) is not None}.values():
-            told += f"  {cause.name} at {cause.origin.line or 'no line'} adds up over these\n"
-        asked = f"{call.name} at {op.origin.line or 'no line'} needs more than one {what} at once"
-        told = f"  it is in {op.origin.module or 'no module'}, and along time its inputs are {lies}\n{told}"
-        if answer_of(call) is None:
-            return SbpError(
-                f"{asked}, for all that is known: no rule tells what it does to each sample\n{told}"
-                "  leave micro_batches= out, write it by ops that have one, or give it one by flow.rule"
-            )
-        if slices:
-            return SbpError(
-                f"{asked}\n{told}"
-                "  tokens may see earlier ones in F.scaled_dot_product_attention, with is_causal=True or such a mask, "
-                "without dropout, and nowhere else; or leave slices= out"
-            )
-        hint = HINTS.get(call.name.partition(".")[0], "")
-        if call.name in ("mul.Tensor", "div.Tensor") and all(state.partial for state in call.states):
-            hint = PRODUCT
-        return SbpError(
-            f"{asked}\n{told}{hint}"
-            "  leave micro_batches= out, have batch norm in eval(), or write it so that samples do not depend on each "
-            "other and the loss is a sum or a mean over them"
-        )
-
-
-ONE_BY_ONE = "  it takes samples one by one: have each part in one micro-batch, or write it on all of them at once\n"
-PRODUCT = (
-    "  these are sums over all samples, which are known when the last micro-batch has gone forward; the first may have "
-    "gone back by then. A loss that balances experts so is left out by output_router_logits=False in transformers\n"
-)
-HINTS = {
-    "sbpflow::recurrent": "  a batch is cut along its first dim: give the layer samples there, and batch_first=True\n",
-    "embedding_bag": "  words are in a line, and bags begin anywhere: give rows of words, filled up with padding_idx\n",
-    "masked_scatter": "  its mask has to be made of arguments alone, and what it takes of layers that see samples\n",
-    **dict.fromkeys(("unbind", "split", "split_with_sizes", "chunk"), ONE_BY_ONE),
-}
+        causes = {id(made): made for n in op.inputs if (made := self.causes.get(n)) is not None}
+        return needs_all(op, call, tuple(causes.values()))

@@ -21,8 +21,8 @@ from ...tensors.tensor import GlobalTensor, wrap
 from ..capture.arguments import tensors_by_path
 from ..compiler.generated_calls import Shards
 from ..lower.localise import placed
-from .along import said
 from .global_rows import held_rows, in_runs
+from .needs_all import said
 
 __all__ = ["Batch", "PieceKind", "MicroBatch", "Size", "evaluated", "joined", "weight_of"]
 

@@ -85,7 +85,7 @@ FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 def made_alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
-    ops = tuple(_of_shape(logical, op) for op in logical.ops)
+    ops = tuple(_of_shape(logical, op) for op in logical.ops if not op.is_part)  # which runs in its own time
     return replace(logical, ops=ops, result=Ref(number), losses=(), writes={}).pruned()
 
 

@@ -30,6 +30,7 @@ from .along import Along, change
 from .attention import attend
 from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
 from .owned_samples import taken_from
+from .sample_parts import of_piece
 
 __all__ = ["peeled"]
 
@@ -122,8 +123,8 @@ class _Peeled:
             return
         # One with a backward of its own shows it to nobody, and some would not run without values.
         if way.local is None and (not isinstance(op.op, torch._ops.OpOverload) or "unfaked" in traits(op.name)):
-            outputs = [self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True)]
-            self.add(replace(mine, outputs=tuple(outputs)))
+            outputs = tuple(self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True))
+            self.add(replace(mine, op=of_piece(op, outputs) if op.is_part else op.op, outputs=outputs))
             return
         seen = _Seen(self.k, *self.layouts(op, way))
         parts = self.parts(mine, way, seen)

@@ -171,5 +171,7 @@ class BoundTasks:
             entry.weigh(made, self.bytes)
         if entry.values:
             entry.keep(made[-2], step.values[k])
+            if step.late is not None:
+                step.late.come(step.values, step.shards)
         if entry.sums:
             entry.add(made[-1], step.sums[self.keys[k]])

@@ -6,7 +6,7 @@ connections, and what a far chunk's backward reads. A register that nothing lies
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Actor, Give, Network, Register, Take
@@ -85,8 +85,11 @@ def lowered(
     name: str,
     slices: int = 1,
     ends: Ends | None = None,
+    *,
+    late: bool = False,
 ) -> dict[PieceKind, Lowered]:
     """The network of a step of m micro-batches, each in so many slices, and what lies in its registers for each kind.
+    With a `late` end all of them go forward through the last chunk before one goes back.
 
     Micro-batches take the routes by turns, if there are several; chunks are numbered route by route.
     """
@@ -96,6 +99,8 @@ def lowered(
     count = len(where.group)
     inside = moving(kinds.values())
     actors, registers = skeleton(schedule, [of for _, of in routes], m, slices, trains, inside)
+    if late:
+        actors, registers = _waiting(actors, registers, count - 1, m)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
     shape = shape_of(schedule, where, m, slices) if trains else None
@@ -112,6 +117,20 @@ def lowered(
             made.route(kind, tasks, route * count)
     many = f"{m} micro-batches" + (f" of {slices} slices" if slices > 1 else "")
     return made.done(f"{name}, {schedule.name}, {many}" if trains else f"{name}, {many}")
+
+
+def _waiting(
+    actors: list[Actor], registers: list[Register], chunk: int, many: int
+) -> tuple[list[Actor], list[Register]]:
+    """The same, where the backward of a chunk waits for the forward of all micro-batches, by tokens."""
+    name = f"all forward.{chunk}"
+    last = Take(name, slots=many, every=many)
+    more: dict[str, Callable[[Actor], Actor]] = {
+        f"F{chunk}": lambda actor: replace(actor, gives=(*actor.gives, Give(name))),
+        f"B{chunk}": lambda actor: replace(actor, takes=(*actor.takes, last)),
+    }
+    made = [more[actor.name](actor) if actor.name in more else actor for actor in actors]
+    return made, [*registers, Register(name, many)]
 
 
 def skeleton(

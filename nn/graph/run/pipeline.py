@@ -24,7 +24,7 @@ from ..lower.segments import stage_text
 from .bound_tasks import BoundTasks
 from .proved_pipeline import ProvedPipeline
 from .transfers import BundleLink
-from .weights.step_state import StepState, Sums, Update, Validation, VariantKey
+from .weights.step_state import LateEnd, StepState, Sums, Update, Validation, VariantKey
 from .weights.weights import Fire
 
 __all__ = ["Pipelined"]
@@ -149,14 +149,15 @@ class Pipelined:
         seeds: Sequence[Mapping[str, Shards]],
         update: Update,
         validation: Validation | None = None,
+        late: LateEnd | None = None,
     ) -> tuple[list[dict[str, Shards]], dict[str, Shards]]:
         """One step: weights that are there, and for each micro-batch its inputs and its losses' gradients. Weights that
-        change meanwhile are changed by `update`, or by `validation`. Returns results by micro-batch, and gradients
-        where sources have their homes."""
+        change meanwhile are changed by `update`, or by `validation`; `late` is what is done behind all forwards.
+        Returns results by micro-batch, and gradients where sources have their homes."""
         proved, weights = self.proved, self.proved.weights
         values: list[dict[str, Shards]] = [{} for _ in proved.kinds]
         sums: dict[VariantKey, Sums] = {key: {} for key in proved.keys}
-        step = StepState(held, update, validation, torch.is_grad_enabled(), sums, values)
+        step = StepState(held, update, validation, torch.is_grad_enabled(), sums, values, late)
         with torch.no_grad(), plain():
             seen = weights.begin(step)
             try:

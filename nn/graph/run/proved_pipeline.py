@@ -82,13 +82,15 @@ class ProvedPipeline:
         name: str,
         weights: Weights,
         slices: int = 1,
+        *,
+        late: bool = False,
     ) -> None:
         self.variants, self.kinds, self.schedule, self.slices = variants, kinds, schedule, slices
         self.name, self.weights = name, weights
         self.firsts = [variants[route, kinds[0]] for route in sorted({route for route, _ in variants})]
         self.keys = [(k % len(self.firsts), kind) for k, kind in enumerate(kinds)]  # of the micro-batches
         self.where, self.count = self.firsts[0].where, len(self.firsts[0].where.group)
-        self.lowered = lowered(self.tasks, schedule, len(kinds) // slices, name, slices, weights.ends())
+        self.lowered = lowered(self.tasks, schedule, len(kinds) // slices, name, slices, weights.ends(), late=late)
         self.network: Network = self.lowered[kinds[0]].network
         self.proof: Simulation = proved(self.network)
         self.opening: OpenNetwork | None = None

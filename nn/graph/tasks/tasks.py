@@ -17,13 +17,14 @@ from ....boxing.graph.physical import Box, Physical
 from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
+from ..instructions.eager_parts import PartBackward
 from ..instructions.instruction import Instruction
 from ..instructions.moves import DecodeHop, EncodeHop
 from ..instructions.offload import offloaded, offloads
 from ..instructions.order import Writer, bucketed
 from ..lower.recompute import recomputed
 from ..lower.registers import Contents, LocalRegister
-from ..lower.segments import Segment, Stage, kept, made_by
+from ..lower.segments import PartStage, Segment, Stage, kept, made_by
 from .chunks import Chunks
 from .gradient_homes import brought_each_time
 from .task import Hop, Name, Task, TaskKind, Tasks
@@ -159,7 +160,7 @@ class _Tasks:
             self.todo.setdefault(name, [])  # there may be nothing else to do there
 
     def backward(self, do: Instruction) -> None:
-        if isinstance(do, Backward):
+        if isinstance(do, Backward | PartBackward):
             self.gradient(do)
         elif isinstance(do, SeedGradient):
             self.put(Name("B", self.where.home[do.writes[0].of]), do)
@@ -188,7 +189,7 @@ class _Tasks:
     def gradient(self, do: Instruction) -> None:
         """A segment's backward: in one, or that of what came in before that of its weights."""
         stage = self.stages[do.number]
-        assert isinstance(stage, Segment)
+        assert isinstance(stage, Segment | PartStage)
         weights = [name in self.derived for name in stage.wants]
         if do.number not in self.apart:
             self.put(self.name(do.number, "W" if all(weights) else "B"), do)

@@ -10,7 +10,7 @@ from .....placement import Placement
 from ...compiler.generated_calls import Shards
 from ...microbatch.batch import PieceKind
 
-__all__ = ["NO_STEP", "StepState", "Sums", "Update", "Validation", "VariantKey"]
+__all__ = ["NO_STEP", "LateEnd", "StepState", "Sums", "Update", "Validation", "VariantKey"]
 
 VariantKey: TypeAlias = tuple[int, PieceKind]  # of a variant: its route and kind
 Sums: TypeAlias = dict[str, list[Tensor]]  # gradients of weights, of all micro-batches so far
@@ -33,6 +33,13 @@ class Validation(Protocol):
         """Take back what was done in a step that an error has ended; the chunks of which that cannot be."""
 
 
+class LateEnd(Protocol):
+    """The end of a step that needs all micro-batches at once."""
+
+    def come(self, values: Sequence[Mapping[str, Shards]], shards: Sequence[dict[str, Shards]]) -> None:
+        """Some results have come: where that is all, its own, and the gradients that micro-batches start from."""
+
+
 @dataclass(eq=False)
 class StepState:
     """The weights that are there, by what they are changed meanwhile, and what is there of micro-batches."""
@@ -43,6 +50,7 @@ class StepState:
     grad: bool  # whether whoever called the step has gradients
     sums: Mapping[VariantKey, Sums]
     values: list[dict[str, Shards]]  # results by micro-batch
+    late: LateEnd | None = None
     shards: list[dict[str, Shards]] = field(default_factory=list)  # sources by micro-batch
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sbpflow.nn.graph.microbatch.along import Along, along, said
+from sbpflow.nn.graph.microbatch.along import Along, along
+from sbpflow.nn.graph.microbatch.needs_all import said
 from sbpflow.nn.graph.microbatch.peel import peeled
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp.call import refs_in
