@@ -247,7 +247,7 @@ def _as_first(logical: Logical, first: Logical, rest: Placement | None) -> Logic
 
 
 def _each_of_line(logical: Logical) -> Iterator[tuple[str, str, str, int]]:
-    """What tells an op from all others of its graph, in one of a micro-batch of another size too."""
+    """Keys that tell ops of a graph apart, and are those of their like in one of another size of micro-batch."""
     many: Counter[tuple[str, str, str]] = Counter()
     for op in logical.ops:
         key = op.origin.module, op.origin.line, op.name

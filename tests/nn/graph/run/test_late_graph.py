@@ -25,7 +25,7 @@ def balanced(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(z, y) + 0.3 * (chosen * z.softmax(-1).mean(0)).sum()
 
 
-def contrasted(model: Any, x: Tensor, y: Tensor) -> Tensor:
+def contrasted(model: Any, x: Tensor, y: Tensor) -> Any:
     """A loss that compares samples, and has a weight of its own."""
     a, b = F.normalize(model[2](model[0](x)), dim=-1), F.normalize(model(x), dim=-1)
     return F.cross_entropy(a @ b.T * model.scale.exp(), torch.arange(len(x)))
