@@ -1,6 +1,8 @@
 """Small networks for images, and their training beside one device."""
 
 import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,9 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
+from sbpflow.boxing.graph.move_table import moves_of
 from sbpflow.placement import Placement
 
 F64 = torch.float64
+FLAT = flow.cluster("flat")
+# To send a byte takes as long as to read a thousand, and a message as long as thirty: so it is with large images.
+LINKS = replace(
+    FLAT,
+    levels=tuple(replace(level, latency=30.0) for level in FLAT.levels),
+    device=replace(FLAT.device, memory_bandwidth=1e3, flops=dict.fromkeys(FLAT.device.flops, 1e4)),
+)
 
 
 class Residual(nn.Module):
@@ -76,6 +86,39 @@ class Bordered(nn.Module):
         return found
 
 
+class Shifted(nn.Module):
+    """Of rows of places: windows of four after a shift, seen as samples, and back; then every other place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.last = nn.Linear(4 * 3, 4 * 3), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, width, _ = x.shape
+        y = x.roll((-1, -2), (0, 1)).reshape(count // 4, 4, width, 3).permute(0, 2, 1, 3)
+        y = torch.tanh(self.mix(y.reshape(-1, 12)))
+        y = y.reshape(count // 4, width, 4, 3).transpose(1, 2).reshape(count, width, 3).roll((1, 2), (0, 1)) + x
+        found: Tensor = self.last(torch.cat([y[0::2], y[1::2]], 2))
+        return found
+
+
+class Film(nn.Module):
+    """Convolutions of films: down by pools of time and space, up by a transposed one and by interpolation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv3d(2, 4, (3, 3, 1), padding=(1, 1, 0)), nn.BatchNorm3d(4)
+        self.deep, self.groups = nn.Conv3d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.up, self.last = nn.ConvTranspose3d(4, 4, 2, 2), nn.Conv3d(8, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.relu(self.norm(self.first(x)))
+        deep = F.relu(self.groups(self.deep(F.max_pool3d(wide, 3, 2, 1))))
+        near = F.interpolate(F.avg_pool3d(deep, (2, 2, 1)), scale_factor=(2, 2, 1), mode="trilinear")
+        found: Tensor = self.last(torch.cat([wide, self.up(deep + near)], 1))
+        return found
+
+
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(model(x), y)
 
@@ -109,3 +152,37 @@ def trained(model: nn.Module, loss_fn: Any, where: Placement, sbp: Any, batches:
     for name, other in alone.state_dict().items():
         torch.testing.assert_close(held[name].full_tensor(), other, rtol=1e-8, atol=1e-8)
     return moves
+
+
+def planned(
+    model: nn.Module, loss_fn: Any, plan: str, batches: Sequence[Mapping[str, Tensor] | Sequence[Tensor]]
+) -> Any:
+    """Train a graph of a plan beside one device by SGD, and hold losses and weights to it, and what is sent to what was
+    predicted; the table of its moves."""
+    alone = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
+    given = [each if isinstance(each, Mapping) else dict(zip("xy", each, strict=True)) for each in batches]
+    wanted, losses = [], []
+    for each in given:
+        optimizers[1].zero_grad()
+        loss = loss_fn(alone, **each)
+        loss.backward()
+        optimizers[1].step()
+        wanted.append(loss.item())
+    with flow.use_cluster(LINKS):
+        step = flow.compile(model, loss_fn, optimizers[0], plan=plan)
+        for each in given:
+            with flow.record() as moves:
+                losses.append(step(**each).item())
+    torch.testing.assert_close(losses, wanted)
+    for name, value in alone.named_parameters():
+        mine: Any = dict(model.named_parameters())[name]
+        torch.testing.assert_close(mine.full_tensor(), value)
+    rows = moves_of(step.physical, step.planned.program.again)
+    assert sum(move.bytes for move in moves) == sum(row.bytes * row.count for row in rows)
+    return rows
+
+
+def routes(moves: Any) -> set[str]:
+    """The ways in which something is sent."""
+    return {move.route.split(" ")[0].removesuffix("_once") for move in moves if move.bytes}

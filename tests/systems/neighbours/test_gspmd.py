@@ -13,7 +13,7 @@ from sbpflow.boxing.graph.text.parse import from_text
 from sbpflow.boxing.graph.text.text import to_text
 from tests.ranks import Ranks
 
-from .models import F64, Bordered, UNet, squares, trained
+from .models import F64, Bordered, Film, Shifted, UNet, squares, trained
 
 HEIGHT = flow.placement("cpu:[0-3] as (height=4)")
 
@@ -119,8 +119,11 @@ def on_ranks() -> None:
             assert any("halo" in m.route for m in moves)
         batches = [(torch.randn(1, 3, 16, 4), torch.randn(1, 9, 2))]
         trained(Bordered("circular"), squares, HEIGHT, S(2), batches, eager=True)
+        trained(Shifted(), squares, HEIGHT, S(0), [(torch.randn(28, 5, 3), torch.randn(14, 5, 2))], eager=True)
+        batches = [(torch.randn(1, 2, 12, 4, 2), torch.randn(1, 2, 12, 4, 2))]
+        trained(Film(), squares, HEIGHT, S(2), batches, eager=True)
     torch.set_default_dtype(torch.float32)
 
 
-def test_real_ranks_train_a_u_net(ranks4: Ranks) -> None:
+def test_real_ranks_train_on_pieces(ranks4: Ranks) -> None:
     ranks4(on_ranks)
