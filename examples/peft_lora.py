@@ -1,9 +1,9 @@
 """LoRA on a frozen base in pieces: PEFT's adapters are whole on every rank, the base rests in ZeRO-3.
 
     python examples/peft_lora.py                             # one process plays four ranks
-    torchrun --nproc-per-node 4 examples/peft_lora.py        # four processes
+    torchrun --nproc-per-node 4 examples/peft_lora.py        # four processes, or as many as there are
 
-The model is PEFT's, unchanged. Each rank keeps a quarter of the base and gathers a layer when it needs it. Adapters
+The model is PEFT's, unchanged. Each rank keeps its part of the base and gathers a layer when it needs it. Adapters
 alone have gradients and states; PEFT saves them, and merges them into the base.
 """
 
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sbpflow as flow
 
 PLAN = """
-grid cpu (data=4)
+grid cpu (data={ranks})
 **: data=S(0)                   # ZeRO-3 for the base
 **.lora_*.**: data=B            # adapters are whole
 input ids <- data=S(0)
@@ -35,7 +35,8 @@ def loss_fn(model: PeftModel, ids: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     model = get_peft_model(base(), LORA)
-    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), plan=PLAN)
+    plan = PLAN.format(ranks=flow.init().size or 4)
+    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), plan=plan)
     ids = (torch.arange(16)[:, None] + torch.arange(24) * 5) % 64  # sixteen rows that go up by five
     losses = [step(ids).item() for _ in range(50)]
     model.save_pretrained("out/lora")  # one file, which all processes write
