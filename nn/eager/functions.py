@@ -23,9 +23,9 @@ from ...sbp.registry import known
 from ..eager import refusals
 from ..model.recompute.around import replace_around, saving_shards
 from ..tensors import copies
-from ..tensors.meeting import name_of
+from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.tensor import GlobalTensor
-from ..transforms import levels
+from ..transforms import flex_attention, levels
 from ..transforms.stand_in import StandIn, is_open, lifted, lowered
 from .capture import capturing, fakes_of, sources_of
 from .choice import verdict
@@ -138,7 +138,10 @@ def _below_transforms(cls: Any, *args: Any, **kwargs: Any) -> Any:
     args = map_tensors(args, lowered)
     with torch._C._EnableTorchFunction():
         if cls.__module__.startswith("torch._functorch"):
-            made = Whole(cls.__name__).run(Applied(cls), args, kwargs, tensors_in(args))  # type: ignore[arg-type]
+            func = Applied(cls)
+            where = meeting(func, [x for x in tensors_in(args) if isinstance(x, GlobalTensor)])
+            args = map_tensors(args, lambda t: adopt(func, t, where))
+            made = Whole(cls.__name__).run(func, args, kwargs, tensors_in(args))  # type: ignore[arg-type]
         else:
             made = cls.apply(*args, **kwargs)
     return map_tensors(made, lifted)
@@ -151,4 +154,5 @@ def install() -> None:
     replace_around(saving_shards)
     refusals.install()
     levels.install(dispatch)
+    flex_attention.install()
     copies.install()

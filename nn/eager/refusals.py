@@ -13,7 +13,6 @@ from typing import Any
 import torch._vmap_internals
 import torch.export
 import torch.fx.experimental.proxy_tensor
-import torch.nn.attention.flex_attention
 from torch import Tensor, nn
 
 from ...boxing.record import user_line
@@ -29,11 +28,6 @@ _MOVE = "x.to_global(sbp=...) moves it, x.to_local() is the shard that torch.dis
 _COMPILE = "flow.compile(model, loss, optimizer) or flow.nn.Graph makes a graph of it, each rank's part compiled"
 _DENSE = "global tensors are dense; pad the sequences to one length, or take x.full_tensor()"
 _CLOSED = {
-    (torch.nn.attention.flex_attention, "_validate_embed_dim"): (
-        "flex_attention",
-        "take F.scaled_dot_product_attention, where attn_mask= is a mask, or what score_mod adds; in transformers "
-        "attn_implementation='sdpa'",
-    ),
     (torch, "asarray"): (
         "torch.asarray",
         "it is a tensor already: x.clone() is a copy, x.to(dtype), x.requires_grad_()",

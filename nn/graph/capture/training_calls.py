@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.autograd import Function
-from torch.nn.attention import flex_attention
 from torch.nn.modules import module as calls
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +24,7 @@ from ....placement.errors import SbpError
 from ....sbp.call import tensors_in
 from ...eager.bags import bag_of_rows
 from ...model.recompute.around import replace_around
+from ...transforms.flex_attention import IN_OPS, picking
 from .calls.policy import policy_of
 from .calls.transforms import is_wrapped, transformed
 from .interceptor import data_dependent
@@ -115,7 +115,8 @@ def around(
         (nn.Module, "__call__", called),
         (torch.autograd, "backward", _backward(asked, lost)),
         (torch.autograd, "grad", _grad(grad, derived)),
-        (flex_attention, "_validate_embed_dim", _refuse_flex),
+        *IN_OPS,
+        picking(),
         (Function, "apply", _applied(apply, own, region)),
         (Optimizer, "zero_grad", _nothing),
         (GradScaler, "scale", lambda scaler, outputs: scaled(scaler, outputs)),
@@ -203,14 +204,6 @@ def _backward(asked: Questions, lost: Lost) -> Callable[..., None]:
     return noted
 
 
-def _refuse_flex(query: Tensor, key: Tensor, value: Tensor) -> None:
-    raise SbpError(
-        f"capture: flex_attention at {user_line()} is not captured\n"
-        "  take F.scaled_dot_product_attention, where attn_mask= is a mask, such as torch.vmap makes of a mask "
-        "function, or what score_mod adds; in transformers attn_implementation='sdpa'"
-    )
-
-
 def _grad(plain: Callable[..., Any], captured: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, *more: Any, **kwargs: Any) -> Any:
         wrapped = any(map(is_wrapped, tensors_in([outputs])))
@@ -238,6 +231,11 @@ def _applied(apply: Any, own: Callable[..., Any], region: Region) -> Any:
             wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in rest)
             with region(), torch.set_grad_enabled(wanted):
                 return function(*rest)
+        if transformed():
+            raise SbpError(
+                f"capture: {cls.__name__} has a backward of its own and is called inside of a transform of torch.func\n"
+                f"  called at {user_line()}\n  call it outside, or write what it computes in torch's functions"
+            )
         inner = cls.__module__.startswith(
             ("torch._library", "torch.utils.checkpoint")
         )  # in an op, or made of inputs alone

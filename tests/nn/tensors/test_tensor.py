@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
 
 import sbpflow as flow
 from sbpflow import B, P, S
@@ -123,14 +122,6 @@ def test_what_cannot_be_made_is_an_error(bad: str) -> None:
     }
     with pytest.raises(flow.SbpflowError):
         tries[bad]()
-
-
-def test_flex_attention_names_what_to_take() -> None:
-    """It ended in a page of torch.compile's."""
-    q = flow.ones(2, 2, 6, 4, placement=LINE, sbp=S(0))
-    with torch.no_grad(), pytest.raises(flow.SbpError, match=r"flex_attention: not for global tensors\n.*attn_mask="):
-        flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + i - j)
-    assert F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(6, 6)).shape == q.shape
 
 
 def test_python_functions_of_elements_see_the_values() -> None:

@@ -211,11 +211,8 @@ def of_model(model: nn.Module, x: Any) -> dict[str, Any]:
         return functional_call(model, weights, (x,))
 
     ahead: Any = jvp(out, (weights,), (tangents,))[1]
-
-    def whole(weights: Any) -> Any:
-        return loss(weights, x)
-
-    curve = jvp(grad(whole), (weights,), (tangents,))[1]
+    slope: Any = grad(loss)
+    curve: Any = jvp(lambda w: slope(w, x), (weights,), (tangents,))[1]
     each = vmap(grad(loss), in_dims=(None, 0))(weights, x)
     return {"ahead": ahead, **curve, **{f"each {name}": g for name, g in each.items()}}
 
