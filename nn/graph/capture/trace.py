@@ -34,6 +34,7 @@ from .arguments import WrittenArguments
 from .caches import ResultWithCaches
 from .calls.derivatives import gradients
 from .calls.described_card import DescribedCard
+from .calls.gradient_hooks import hooked
 from .calls.strides import part_of_memory, started
 from .declared import Declared
 from .eager_calls import EagerCalls
@@ -129,7 +130,8 @@ class _Tracing:
         self.repeats = Repeats(self.tape, self.watch, self.held, self.declared, reuse=reuse)
         self.watch.eights = eights_of(modules)
         self.precision = Precision(modules, self.held, self.tape, self.watch, self.repeats.call)
-        self.asked = Questions(partial(started, self.tape), self.tape.leaf, samples_apart=samples_apart)
+        hear = partial(hooked, self.tape)
+        self.asked = Questions(partial(started, self.tape), self.tape.leaf, hear, samples_apart=samples_apart)
         self.sources: dict[int, Source] = {}  # by number
         self.inputs: dict[str, tuple[Tensor, Tensor, int]] = {}  # by path: fake, real one, number at the start
         self.names: set[str] = set()

@@ -43,15 +43,20 @@ _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 
 
 class Questions(TorchFunctionMode):
-    """Refuses what Python asks of fakes and no ATen call would show: gradients, values, hooks. `started` is told of
-    tensors whose place in memory is asked for, `leaf` of those that need gradients from now on. For micro-batches it
-    keeps samples apart that an ATen call would mix."""
+    """Refuses what Python asks of fakes and no ATen call would show: gradients, values. `started` is told of tensors
+    whose place in memory is asked for, `leaf` of those that need gradients from now on, `hooked` of hooks on these.
+    For micro-batches it keeps samples apart that an ATen call would mix."""
 
     def __init__(
-        self, started: Callable[[Tensor], None], leaf: Callable[[Tensor], None], *, samples_apart: bool = False
+        self,
+        started: Callable[[Tensor], None],
+        leaf: Callable[[Tensor], None],
+        hooked: Callable[..., Any],
+        *,
+        samples_apart: bool = False,
     ) -> None:
         super().__init__()
-        self.started, self.leaf = started, leaf
+        self.started, self.leaf, self.hooked = started, leaf, hooked
         self.lost = False  # whether backward() was called
         self.samples_apart = samples_apart
         self.stand_aside: Callable[[], AbstractContextManager[None]] = nullcontext  # inside, torch is as it was
@@ -81,11 +86,13 @@ class Questions(TorchFunctionMode):
             if args[0].requires_grad:
                 self.leaf(args[0])
             return made
-        elif func in _HOOKS and isinstance(args[0], FakeTensor):
-            raise SbpError(
-                f"capture: a hook on a tensor's gradient would be lost, at {user_line()}\n"
-                "  leave it out of what the graph captures"
-            )
+        elif func in _HOOKS and isinstance(args[0], FakeTensor) and args[0].requires_grad:
+            if func is not torch.Tensor.register_hook:
+                raise SbpError(
+                    f"capture: a hook is called after a gradient is added up, at {user_line()}\n"
+                    "  put it on the parameter before, outside of the step: hooks of parameters are called at each"
+                )
+            return self.hooked(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -6,5 +6,6 @@ running_stats   what norms write beside their result
 transforms      calls below vmap and derivatives of torch.func
 derivatives     `torch.autograd.grad` of values of the tape
 known_answers   what Python may ask of a tensor without values
+gradient_hooks  hooks that a forward puts on gradients
 policy          what of a region that is recomputed is kept
 """
