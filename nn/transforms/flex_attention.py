@@ -79,13 +79,15 @@ def _refuse_blocks(query: Tensor, block_mask: Sequence[Any]) -> None:
 @contextmanager
 def _in_ops() -> Iterator[str]:
     """Inside, torch takes this attention for its op, and does not compile it."""
-    before = flex_attention.flex_attention_hop, flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    before = {name: getattr(flex_attention, name) for name in _OP}
     try:
-        flex_attention.flex_attention_hop = attention  # type: ignore[assignment,attr-defined]
-        flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+        vars(flex_attention).update(_OP)
         yield "eager"
     finally:
-        flex_attention.flex_attention_hop, flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before  # type: ignore[attr-defined]
+        vars(flex_attention).update(before)
+
+
+_OP = {"flex_attention_hop": attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

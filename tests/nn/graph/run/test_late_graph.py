@@ -22,7 +22,8 @@ def balanced(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A loss with a product of two means over samples, as those that balance experts."""
     z = model(x)
     chosen = F.one_hot(z.argmax(-1), 3).to(z.dtype).mean(0)
-    return F.cross_entropy(z, y) + 0.3 * (chosen * z.softmax(-1).mean(0)).sum()
+    loss: Tensor = F.cross_entropy(z, y) + 0.3 * (chosen * z.softmax(-1).mean(0)).sum()
+    return loss
 
 
 def contrasted(model: Any, x: Tensor, y: Tensor) -> Any:
