@@ -57,6 +57,7 @@ NEEDED: dict[str, str] = {
     "torch._functorch.eager_transforms": "where torch.func wraps tensors",
     "torch._functorch.vmap": "where torch.vmap wraps tensors",
     "torch._guards.TracingContext": COMPILE,
+    "torch._guards.detect_fake_mode": "whether a step is being captured",
     "torch._guards.tracing": COMPILE,
     "torch._inductor.compile_fx": COMPILE,
     "torch._inductor.config": COMPILE,

@@ -36,7 +36,7 @@ from .calls.described_card import DescribedCard
 from .calls.known_answers import KnownAnswers
 from .calls.policy import Asking, Policy, naming
 from .calls.real_call import described, refused
-from .calls.running_stats import NORMS, statistics
+from .calls.running_stats import BY_COUNTER, NORMS, counter_of, statistics
 from .calls.strides import STRIDED, strided
 from .calls.transforms import BelowTransforms, is_wrapped, transformed
 from .tape import Tape
@@ -221,7 +221,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if self._answers.is_true(func, args):
             return True
         if func in NORMS:
-            args = statistics(self.tape, func, args)
+            args = statistics(self.tape, func, args, counter_of(self.inner))
         if func in STRIDED:
             with self:
                 made = strided(self.tape, func, args, kwargs)
@@ -255,14 +255,9 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
             out = as_laid(func, args, func(*args, **kwargs))
             told, way_out = refused(func, args, kwargs) if self.real else (None, "")
         except (DataDependentOutputException, DynamicOutputShapeException):
-            error = data_dependent(str(func), self.tape.origin.line, self.module)
-            if isinstance(self.inner, nn.modules.batchnorm._BatchNorm) and self.inner.momentum is None:
-                name = self.module or type(self.inner).__name__
-                error = SbpError(
-                    f"capture: {name} has momentum=None: how much a batch counts depends on a counter's value\n"
-                    f"  called at {self.tape.origin.line}\n  give it a momentum, as in momentum=0.1"
-                )
-            raise error from None
+            if counter_of(self.inner) is not None and args[0] is counter_of(self.inner):
+                return BY_COUNTER
+            raise data_dependent(str(func), self.tape.origin.line, self.module) from None
         except UnsupportedOperatorException as error:
             raise SbpError(
                 f"capture: {func} cannot run without values\n"
