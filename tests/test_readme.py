@@ -33,6 +33,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT)).removeprefix("docs/")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch itself uses it for forward-mode derivatives
 @pytest.mark.parametrize(
     "page",
     [
