@@ -283,12 +283,6 @@ def clipped(s: Any, x: Tensor) -> Any:
     return x
 
 
-def hooked(s: Any, x: Tensor) -> Any:
-    h = x @ s.w
-    h.register_hook(lambda g: g * 2)
-    return h.sum()
-
-
 def replaced(s: Any, x: Tensor) -> Any:
     s.state = s.state + x.sum()
     return (x @ s.w).sum() * s.state
@@ -307,7 +301,6 @@ REFUSED: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda s, x: torch.autograd.grad((x @ s.w).sum(), s.w, is_grads_batched=True), "autograd.grad"),
     (lambda s, x: (x @ s.w).sum().backward(create_graph=True), "create_graph"),
     (clipped, "clip_grad_norm="),
-    (hooked, "a hook on a tensor's gradient"),
     (replaced, "make it a buffer: register_buffer"),
     (lambda s, x: s.state.add_(1), "make it a buffer: register_buffer"),
 ]  # fmt: skip
