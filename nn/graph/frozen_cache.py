@@ -130,7 +130,8 @@ class FrozenCache:
             pieces = CompiledGraph(part.model, None, None, halves).step_for(x).plan.pieces
             assert pieces is not None
             micros = [each.micro for each in pieces.sized.values()]
-            if any(micro.shares or any(not known.constant for known in micro.known) for micro in micros):
+            mixed = any(micro.shares or any(not known.constant for known in micro.known) for micro in micros)
+            if mixed or pieces.late is not None:
                 raise SbpError(
                     f"FrozenCache: {type(part.model).__name__} makes something of a whole batch, which the next may "
                     "have other samples in\n  give it layers that treat every sample by itself"
