@@ -16,7 +16,7 @@ BESIDE = {  # of what rows have in common
         "test_encoded_prices.py",
     },
     "experts": {"test_without_rooms.py"},
-    "neighbours": {"test_diffusers.py", "test_gspmd.py", "test_sliding_window.py"},
+    "neighbours": {"test_diffusers.py", "test_films.py", "test_gspmd.py", "test_sliding_window.py", "test_swin.py"},
     "orders": {"test_pipedream_partition.py"},
     "overlap": {"test_other_steps.py", "test_processes.py"},
 }
