@@ -44,9 +44,10 @@ class WholeBatch:
 
 
 def handed_over(n: int, like: Tensor, number: int, user: LogicalOp, end: Placement | None) -> LogicalOp:
-    """The op that brings a value to the end of the step, for one that uses it there."""
+    """The op that brings a value to the end of the step, for one that uses it there. It is a copy, because what another
+    stage has made is no result of the last, and a weight no loss."""
     origin = replace(user.origin, recompute="", offload=None)
-    return LogicalOp(torch.ops.aten.alias.default, (Ref(n),), {}, (like,), (number,), True, origin, end)
+    return LogicalOp(torch.ops.aten.clone.default, (Ref(n),), {}, (like,), (number,), True, origin, end)
 
 
 def whole_batch(

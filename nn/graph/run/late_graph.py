@@ -120,7 +120,9 @@ class LateRun:
         found = {}
         for n, name in zip(self.late.whole.late, vars_in(self.late.graph.result), strict=True):
             of = self.late.graph.layout(name)
-            here = self.outcome is not None and owned(of.placement)
-            shards = self.outcome.values[name] if here and self.outcome is not None else (token(of),)
+            shards: Shards = (token(of),)
+            if owned(of.placement):
+                assert self.outcome is not None, "a micro-batch has not handed over all that it should have"
+                shards = self.outcome.values[name]
             found[n] = wrap(shards if of.shape else trimmed(shards), of)
         return found

@@ -57,6 +57,7 @@ class Path:
             "straight": self.micro_batches is None,
             "actors": self.micro_batches is not None,
             "pieces": (self.micro_batches or 1) > 1,
+            "stages": self.stages > 1,
             "any": True,
         }
         return all(known[kind] for kind in kinds.split(", "))

@@ -101,6 +101,42 @@ def test_results_are_put_together_with_those_of_micro_batches() -> None:
     assert re.search(r"eager   \d+ ops from .*test_late_graph.py:\d+ on run once, on the whole batch", told)
 
 
+class Tied(nn.Module):
+    """What the first stage makes, and a weight of it, are used at once where samples are compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6).double(), nn.Linear(6, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = (h - h.mean(0)) @ self.first.weight
+        found: Tensor = self.last(h)
+        return found
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_another_stage_makes_is_handed_over(trains: bool) -> None:
+    torch.manual_seed(1)
+    model = Tied()
+    one = copy.deepcopy(model)
+    flow.nn.place(model.first, STAGES[0])
+    flow.nn.place(model.last, STAGES[1])
+    inputs = [torch.randn(5, 6, dtype=torch.float64) for _ in range(2)]
+    mine = flow.compile(model, lambda m, x: m(x).square().mean(), sgd(model), micro_batches=2, schedule="gpipe")
+    plain = sgd(one)
+    with torch.set_grad_enabled(trains):
+        for x in inputs:
+            loss = one(x).square().mean()
+            same(mine(x), loss)
+            if trains:
+                plain.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                plain.step()
+    for name, weight in one.state_dict().items():
+        same(model.state_dict()[name], weight)
+
+
 def test_without_gradients_no_schedule_is_asked_for() -> None:
     model = staged()
     one = copy.deepcopy(model)
