@@ -131,7 +131,7 @@ def test_what_another_stage_makes_is_handed_over(trains: bool) -> None:
             same(mine(x), loss)
             if trains:
                 plain.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 plain.step()
     for name, weight in one.state_dict().items():
         same(model.state_dict()[name], weight)
