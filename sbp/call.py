@@ -113,18 +113,7 @@ def numbered(value: Any) -> Any:
 
 def renumbered(value: Any, numbers: Mapping[int, int]) -> Any:
     """A structure with other numbers in its `Ref`s, where it says so."""
-
-    def new(value: Any) -> Any:  # most of what calls are made of, as `mapped` has it
-        of = type(value)
-        if of is Ref:
-            return Ref(numbers.get(value.number, value.number))
-        if of in ATOMS:
-            return value
-        if of is tuple:
-            return tuple([new(part) for part in value])
-        return [new(part) for part in value] if of is list else mapped(value, Ref, new)
-
-    return new(value)
+    return mapped(value, Ref, lambda ref: Ref(numbers.get(ref.number, ref.number)))
 
 
 def fill(value: Any, tensors: Sequence[Any] | Mapping[int, Any]) -> Any:
