@@ -5,14 +5,12 @@ micro-batch, what it gives back has to be the same. Numbers that look like lengt
 among them, and what draws, writes to a buffer, or gives back a sum over samples, is none of these.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +24,7 @@ from ...eager_parts.marks import EagerMark
 from ...eager_parts.part import EagerPart, Made
 from ...tensors.tensor import GlobalTensor
 from ..capture.eager_trial import PartTrial
+from ..capture.surroundings.settings import drawn_states, same_setting
 from .needs_all import NeedsAll
 
 __all__ = ["SampleParts", "of_piece"]
@@ -153,15 +152,14 @@ class _Undrawn(EagerMark):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _chance()
         made = super().__call__(*args, **kwargs)
-        if _chance() != before:
+        if not all(map(same_setting, _chance(), before)):
             raise _Mixes
         return made
 
 
-def _chance() -> tuple[Any, ...]:
+def _chance() -> list[Any]:
     """The states of generators of random numbers."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
+    return [*drawn_states(), torch.get_rng_state()]
 
 
 def _run(part: EagerPart, tensors: Sequence[Tensor]) -> list[Tensor]:
