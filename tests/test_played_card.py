@@ -1,4 +1,4 @@
-"""What is written for cards, on a played one (tools/played_card): no process here but those that it starts has one."""
+"""Code for cards runs on a played one (tools/played_card), in processes that these tests start."""
 
 import os
 import subprocess

@@ -123,7 +123,7 @@ class Timed(nn.Module):
 
 
 class Lit(nn.Module):
-    """What is made beside the first block tells how the result of the last is scaled and shifted, on one line."""
+    """Two values made beside the first block scale and shift the result of the last, on one line."""
 
     def __init__(self) -> None:
         super().__init__()

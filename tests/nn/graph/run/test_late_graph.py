@@ -1,4 +1,4 @@
-"""What needs the whole batch is done once, behind all forwards; values, gradients and results are of one device."""
+"""Ops that need the whole batch run once, behind all forwards; values, gradients and results are of one device."""
 
 import copy
 import re
@@ -102,7 +102,7 @@ def test_results_are_put_together_with_those_of_micro_batches() -> None:
 
 
 class Tied(nn.Module):
-    """What the first stage makes, and a weight of it, are used at once where samples are compared."""
+    """A result of the first stage, and a weight of it, are used at once where samples are compared."""
 
     def __init__(self) -> None:
         super().__init__()
