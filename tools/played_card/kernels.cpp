@@ -18,9 +18,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace card {
@@ -68,7 +66,6 @@ struct Seen {
   std::vector<std::int64_t> sizes, strides;
   c10::ScalarType dtype;
   bool conj, neg;
-  std::int64_t bytes;  // of all behind the first
 
   explicit Seen(const Tensor& of)
       : data(of.storage().mutable_data() ? static_cast<char*>(of.storage().mutable_data()) + of.storage_offset() * std::int64_t(of.itemsize()) : nullptr),
@@ -266,11 +263,15 @@ std::vector<IValue> seen_by_host(const Call& call) {
   return all;
 }
 
-void check_uses(const Call& call, int stream, Time time, const std::string& line) {
-  std::string race;
-  for (std::size_t k = 0; k < call.given.size() && race.empty(); k++)
-    if (call.given[k].is_cuda()) race = used(Seen(call.given[k]).region(), call.written[k], stream, time, line);
+// Notes a use of bytes, and refuses one that nothing orders.
+void use(const Region& region, bool writes, int stream, Time time, const std::string& line) {
+  std::string race = used(region, writes, stream, time, line);
   TORCH_CHECK(race.empty(), race);
+}
+
+void use_given(const Call& call, int stream, Time time, const std::string& line) {
+  for (std::size_t k = 0; k < call.given.size(); k++)
+    if (call.given[k].is_cuda()) use(Seen(call.given[k]).region(), call.written[k], stream, time, line);
 }
 
 // Views: nothing of the bytes is looked at.
@@ -314,7 +315,7 @@ void at_once(Call& call, Stack* stack, bool counted) {
     counts().launched++;
     int stream = on.stream();
     Time time = launch(stream, nullptr);
-    check_uses(call, stream, time, line);
+    use_given(call, stream, time, line);
     advance(stream, time);
     if (counted) synchronize(stream);
     results = on_host(call.op, seen_by_host(call), seed);
@@ -336,8 +337,7 @@ void at_once(Call& call, Stack* stack, bool counted) {
         Plain plain;
         int stream = on.stream();
         Time time = launch(stream, nullptr);
-        std::string race = used(Seen(made).region(), true, stream, time, line);
-        TORCH_CHECK(race.empty(), race);
+        use(Seen(made).region(), true, stream, time, line);
         advance(stream, time);
         Seen(made).tensor().copy_(of);
         return made;
@@ -368,8 +368,7 @@ std::optional<std::vector<IValue>> foreseen(const Call& call, std::vector<std::p
   Stack stack(std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
   try {
     call.op.callBoxed(&stack);
-  } catch (const std::exception& error) {
-    if (std::getenv("PLAYED_TELL")) std::fprintf(stderr, "no foresight for %s: %s\n", call.name().c_str(), error.what());
+  } catch (const std::exception&) {
     return std::nullopt;  // the kernel of the host says better what is wrong, if anything is
   }
   for (const IValue& each : stack)  // a number may be in the values
@@ -424,11 +423,8 @@ void later(Call& call, Stack* stack, std::vector<IValue> promised, const std::ve
     counts().launched++;
     int stream = on.stream();
     Time time = launch(stream, std::move(run));
-    check_uses(call, stream, time, line);
-    for (auto& each : news) {
-      std::string race = used(each.region(), true, stream, time, line);
-      TORCH_CHECK(race.empty(), race);
-    }
+    use_given(call, stream, time, line);
+    for (auto& each : news) use(each.region(), true, stream, time, line);
     roll();
   }
   for (IValue& each : promised) stack->push_back(std::move(each));
@@ -480,10 +476,8 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   if (there != stream) wait(stream, record(there));
   if (across && !non_blocking) count_sync(line);
   Time time = launch(stream, run);
-  std::string race;
-  if (!staged.defined()) race = used(Seen(from).region(), false, stream, time, line);
-  if (race.empty()) race = used(target.region(), true, stream, time, line);
-  TORCH_CHECK(race.empty(), race);
+  if (!staged.defined()) use(Seen(from).region(), false, stream, time, line);
+  use(target.region(), true, stream, time, line);
   if (there != stream) wait(there, record(stream));
   if (waits) synchronize(stream);
   else roll();
@@ -525,8 +519,7 @@ void grow(at::TensorImpl* self, std::size_t bytes) {
     Time time = launch(stream, [=] { std::memcpy(to, from, std::size_t(kept)); });
     Region region{static_cast<char*>(from), {kept}, {1}, 1};
     region.close();
-    std::string race = used(region, false, stream, time, line);
-    TORCH_CHECK(race.empty(), race);
+    use(region, false, stream, time, line);
   }
   storage.set_data_ptr_noswap(std::move(made));
   storage.set_nbytes(bytes);
@@ -611,7 +604,6 @@ std::string here(const std::string& op) {
 
 void count_sync(const std::string& line) {
   counts().syncs++;
-  if (std::getenv("PLAYED_TELL")) std::fprintf(stderr, "sync: %s\n", line.c_str());
   TORCH_CHECK(forbidden < 2, "called a synchronizing CUDA operation (played card: ", line, ")");
 }
 

@@ -5,9 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <map>
 #include <set>
 
@@ -165,22 +163,15 @@ void give(void* data) {
   found().push_back("played card: " + line + race);
 }
 
-struct DeviceMemory final : c10::Allocator {
+struct Memory final : c10::Allocator {
+  bool of_cards;
+  explicit Memory(bool of_cards) : of_cards(of_cards) {}
   c10::DataPtr allocate(std::size_t bytes) override {
     std::lock_guard<std::mutex> held(lock());
-    c10::Device device(c10::DeviceType::CUDA, c10::DeviceIndex(current_card()));
-    void* data = bytes ? take(std::int64_t(bytes), current_card(), current_stream(current_card())) : nullptr;
+    int card = of_cards ? current_card() : -1;
+    void* data = bytes ? take(std::int64_t(bytes), card, of_cards ? current_stream(card) : -1) : nullptr;
+    c10::Device device = of_cards ? c10::Device(c10::DeviceType::CUDA, c10::DeviceIndex(card)) : c10::DeviceType::CPU;
     return {data, data, &give, device};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &give; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-};
-
-struct PinnedMemory final : c10::Allocator {
-  c10::DataPtr allocate(std::size_t bytes) override {
-    std::lock_guard<std::mutex> held(lock());
-    void* data = bytes ? take(std::int64_t(bytes), -1, -1) : nullptr;
-    return {data, data, &give, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
@@ -263,12 +254,12 @@ void raise_found() {
 }
 
 c10::Allocator* device_memory() {
-  static auto* of = new DeviceMemory();
+  static auto* of = new Memory(true);
   return of;
 }
 
 c10::Allocator* pinned_memory() {
-  static auto* of = new PinnedMemory();
+  static auto* of = new Memory(false);
   return of;
 }
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <random>
-#include <set>
 
 namespace card {
 
