@@ -23,7 +23,9 @@ from .stand_in import StandIn, is_open, lifted, lowered
 
 __all__ = ["install"]
 
-_grads, _batches, _duals = torch._functorch.eager_transforms, torch._functorch.vmap, torch._functorch.predispatch
+_grads, _batches = torch._functorch.eager_transforms, torch._functorch.vmap
+# Where forward_ad looks for what wraps dual numbers: torch 2.11 looks among the functions of its core.
+_duals: Any = next(each for each in (torch._functorch.predispatch, torch._VF) if hasattr(each, "_make_dual"))
 _lock, _open = Lock(), 0
 
 
