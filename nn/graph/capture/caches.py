@@ -187,9 +187,13 @@ def _kinds() -> _Kinds:
         module: Any = sys.modules.get("transformers.cache_utils")
         if module is None:
             return _NONE
-        names = "Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer", "DynamicLayer"
-        cache, *layers, grows = (getattr(module, name) for name in names)
-        _found.append(_Kinds((cache,), (cache, *layers), (grows,), (module.StaticSlidingWindowLayer,)))
+
+        def named(*names: str) -> tuple[type, ...]:
+            """Those of them that this version of transformers has."""
+            return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+        layers = named("Cache", "CacheLayerMixin", "LinearAttentionCacheLayerMixin", "DummyLayer")
+        _found.append(_Kinds(named("Cache"), layers, named("DynamicLayer"), named("StaticSlidingWindowLayer")))
     return _found[0]
 
 
