@@ -23,6 +23,7 @@ def test_boxing_on_one_card_keeps_the_value(src: flow.sbp.Sbp, dst: flow.sbp.Sbp
     assert torch.equal(flow.boxing.gather(flow.box(flow.boxing.scatter(whole, a), a, b), b), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_an_asynchronous_move_runs_on_a_side_stream_and_syncs_no_host() -> None:
     p = flow.placement("cuda:[0-3]")
     whole = torch.randn(512, 512, device="cuda")

@@ -99,10 +99,9 @@ def pipeline(model: nn.Module, loss_fn: Loss) -> Step:
 
 def layers_of(model: nn.Module) -> tuple[str, nn.ModuleList | nn.Sequential]:
     """The longest list of layers with its path; of equally long ones the first, and a list before a sequence."""
-    parts = [*model.named_modules()]
-    lists: list[tuple[str, nn.ModuleList | nn.Sequential]]
-    lists = [(path, part) for path, part in parts if isinstance(part, nn.ModuleList) and len(part) > 1]
-    lists = lists or [(path, part) for path, part in parts if isinstance(part, nn.Sequential) and len(part) > 1]
+    kept = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
+    several = [each for each in kept if len(each[1]) > 1] or kept
+    lists = [each for each in several if isinstance(each[1], nn.ModuleList)] or several
     return max(lists, key=lambda each: len(each[1]))
 
 
