@@ -71,7 +71,7 @@ def every_plan(p: Placement, shape: tuple[int, ...]) -> list[BoxingPlan]:
 def trial(way: BoxingPlan) -> DemoMove:
     """Make the move on random whole numbers, which float32 adds exactly in any order."""
     random = torch.Generator().manual_seed(0)
-    whole = torch.randint(-8, 8, way.src.shape, generator=random).to(way.src.dtype)
+    whole = torch.randint(-8, 8, way.src.shape, generator=random, device="cpu").to(way.src.dtype)
     shards = shards_of(whole, way.src, random)
     before = transport().sent.bytes.total()
     found = box(shards, way.src, way.dst)
@@ -89,7 +89,7 @@ def trial(way: BoxingPlan) -> DemoMove:
 def shards_of(whole: Tensor, how: Layout, random: torch.Generator) -> list[Tensor]:
     """The shards of each rank, cut from the whole without boxing; where partial, random terms that add up to it."""
     places = list(product(*(range(how.placement.shape[axis]) for axis in how.state.partial)))
-    terms = [torch.randint(-8, 8, whole.shape, generator=random).to(whole.dtype) for _ in places[1:]]
+    terms = [torch.randint(-8, 8, whole.shape, generator=random, device="cpu").to(whole.dtype) for _ in places[1:]]
     by_place = dict(zip(places, [whole - sum(terms), *terms], strict=True))
     return [by_place[_term(how, rank)][how.slices(rank)].clone() for rank in how.placement.flat]
 
@@ -100,7 +100,7 @@ def whole_of(shards: Sequence[Tensor], how: Layout) -> Tensor | None:
     for rank, shard in zip(how.placement.flat, shards, strict=True):
         if tuple(shard.shape) != how.local_shape(rank):
             return None
-        blank = torch.full(how.shape, float("nan"), dtype=how.dtype)
+        blank = torch.full(how.shape, float("nan"), dtype=how.dtype, device="cpu")
         terms.setdefault(_term(how, rank), blank)[how.slices(rank)] = shard
     for rank, shard in zip(how.placement.flat, shards, strict=True):
         if not torch.equal(terms[_term(how, rank)][how.slices(rank)], shard):

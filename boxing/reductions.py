@@ -88,7 +88,7 @@ def identity(dtype: torch.dtype, reduction: Reduction) -> float | int | bool:
         return reduction == "min"
     if dtype.is_floating_point:
         info = torch.finfo(dtype)
-        endless = torch.tensor(float("inf")).to(dtype).float().item() == float("inf")
+        endless = torch.tensor(float("inf"), device="cpu").to(dtype).float().item() == float("inf")
         least, most = (float("-inf"), float("inf")) if endless else (info.min, info.max)
         return least if reduction == "max" else most
     bounds = torch.iinfo(dtype)

@@ -156,7 +156,10 @@ def run_rank() -> None:
 
 def _seconds(size: int, ranks: int) -> float:
     """Seconds that gathering one shard of `size` bytes from every rank takes."""
-    shard, whole = torch.zeros(size, dtype=torch.uint8), torch.zeros(size * ranks, dtype=torch.uint8)
+    shard, whole = (
+        torch.zeros(size, dtype=torch.uint8, device="cpu"),
+        torch.zeros(size * ranks, dtype=torch.uint8, device="cpu"),
+    )
     times = []
     for _ in range(WARM_UP + ROUNDS):
         start = time.perf_counter()

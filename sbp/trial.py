@@ -208,7 +208,8 @@ def _unlike_overlaps(shards: Sequence[Tensor], whole: Tensor, lay: Layout) -> st
     for rank, shard in zip(p.flat, shards, strict=True):
         if all(at == 0 or axis in counts for axis, at in enumerate(p.coords(rank))):
             places = [
-                torch.tensor([at for span in held for at in range(*span)], dtype=torch.long) for held in lay.spans(rank)
+                torch.tensor([at for span in held for at in range(*span)], dtype=torch.long, device="cpu")
+                for held in lay.spans(rank)
             ]
             total[torch.meshgrid(*places, indexing="ij")] += shard.detach()
     return None if _close(total, whole) else f"all ranks: {_short(total)} instead of {_short(whole)}"
@@ -247,7 +248,7 @@ def _terms(whole: Tensor, count: int, reduction: str) -> list[Tensor]:
         draw = torch.randn_like if noise else (lambda t: torch.randint_like(t, -3, 4))
         terms = [draw(whole) for _ in range(count - 1)]
         return [*terms, whole - sum(terms)]
-    holder = torch.randint(count, whole.shape)
+    holder = torch.randint(count, whole.shape, device="cpu")
     away = 1 if reduction == "min" else -1
     return [torch.where(holder == i, whole, whole + away * torch.randint_like(whole, 1, 4)) for i in range(count)]
 

@@ -214,6 +214,23 @@ def test_no_test_asserts_a_time() -> None:
     assert [path.as_posix() for path in told] == [clocks, "tests/nn/oppool.py"]
 
 
+MAKE = {"arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm"}
+MAKE |= {"scalar_tensor", "tensor", "zeros"}
+
+
+def test_no_tensor_of_ours_lies_where_a_program_has_set_its_default_device() -> None:
+    found = [
+        f"{path.as_posix()}: {ast.unparse(node)}"
+        for path in ROOM_CODE
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).removeprefix("torch.") in MAKE
+        and ast.unparse(node.func).startswith("torch.")
+        and not {"device", None} & {each.arg for each in node.keywords}
+    ]
+    assert found == ["nn/tensors/factories.py: torch.tensor(data)"]  # what a program hands to flow.tensor
+
+
 @pytest.mark.parametrize("name", ["sbpflow", *(f"sbpflow.{room}" for room in FLOORS)])
 def test_every_public_name_is_there(name: str) -> None:
     module = importlib.import_module(name)

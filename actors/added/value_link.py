@@ -58,10 +58,10 @@ class ValueLink:
         assert self.of is not None
         peer, line = self.of, self.line
         first, second = self.tags(label)
-        sizes = torch.empty(2, dtype=torch.int64)
+        sizes = torch.empty(2, dtype=torch.int64, device="cpu")
 
         def value() -> Any:
-            data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+            data = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
             line.receive(peer, second, data).wait()
             return unpacked(sizes, data)
 
@@ -101,12 +101,12 @@ def packed(value: Any) -> tuple[Tensor, Tensor]:
 
     said = pickle.dumps(mapped(value, Tensor, put))
     begin = -(-len(said) // ALIGNED) * ALIGNED
-    data = torch.zeros(begin + at, dtype=torch.uint8)
+    data = torch.zeros(begin + at, dtype=torch.uint8, device="cpu")
     data[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
     for x in tensors:
         data[begin : begin + x.numel()] = x
         begin += -(-x.numel() // ALIGNED) * ALIGNED
-    return torch.tensor([data.numel() - at, at]), data
+    return torch.tensor([data.numel() - at, at], device="cpu"), data
 
 
 def unpacked(sizes: Tensor, data: Tensor) -> Any:
@@ -119,7 +119,7 @@ def unpacked(sizes: Tensor, data: Tensor) -> Any:
         place, shape, dtype = held
         numel = torch.Size(shape).numel()
         if not numel:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return rest[place : place + numel * dtype.itemsize].view(dtype).view(shape)
 
     return mapped(found, TensorPlace, take)

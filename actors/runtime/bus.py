@@ -202,7 +202,7 @@ class Bus:
         for rank in self.others:
             with suppress(RuntimeError):
                 place = self.line.place[rank]
-                self.group.recv([torch.empty(1)], place, LAST_TAG).wait(timedelta(milliseconds=1))
+                self.group.recv([torch.empty(1, device="cpu")], place, LAST_TAG).wait(timedelta(milliseconds=1))
 
 
 def _words(ranks: Sequence[int]) -> str:

@@ -157,7 +157,7 @@ def token(line: Carrier, number: int, *, to: Sequence[int] = (), of: Sequence[in
     """A link of a register without values: a byte says that a slot is filled."""
 
     def byte(value: Any = None) -> Tensor:
-        return torch.zeros(1, dtype=torch.uint8)
+        return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
     return TensorLink(line, number, tuple((r, byte) for r in to), tuple((r, byte) for r in of), lambda tensors: None)
 

@@ -76,20 +76,20 @@ def _failed(what: str, here: int, error: RuntimeError) -> TransportError:
 
 def _ask(rank: int, clock: Callable[[], float], rounds: int) -> list[tuple[float, float, float]]:
     exchanges = []
-    said = torch.zeros(1, dtype=torch.float64)
+    said = torch.zeros(1, dtype=torch.float64, device="cpu")
     for _ in range(rounds):
         sent = clock()
-        _send(torch.zeros(1, dtype=torch.float64), rank)
+        _send(torch.zeros(1, dtype=torch.float64, device="cpu"), rank)
         _receive(said, rank)
         exchanges.append((sent, said.item(), clock()))
     return exchanges
 
 
 def _answer(rank: int, clock: Callable[[], float], rounds: int) -> None:
-    asked = torch.zeros(1, dtype=torch.float64)
+    asked = torch.zeros(1, dtype=torch.float64, device="cpu")
     for _ in range(rounds):
         _receive(asked, rank)
-        _send(torch.tensor([clock()], dtype=torch.float64), rank)
+        _send(torch.tensor([clock()], dtype=torch.float64, device="cpu"), rank)
 
 
 def _send(tensor: torch.Tensor, rank: int) -> None:

@@ -58,7 +58,7 @@ class EncodedHop:
         plain = self.src.with_state(self.src.state)
         values = shards if plain.state == self.left.state else box(shards, plain, self.left, op="hop")
         if not owned(self.left.placement):
-            return (torch.empty(0, dtype=torch.uint8),)
+            return (torch.empty(0, dtype=torch.uint8, device="cpu"),)
         size = self.code[0].shape[1]
         found = []
         for value in values:
@@ -74,6 +74,6 @@ class EncodedHop:
             like = self.likes[opposite.flat[there.flat.index(rank)]]
             empty = torch.empty(self.right.local_shape(rank), dtype=self.dst.dtype, device=device(there, rank))
             found.append(self.encoder.decode(unpacked(row.view(-1), like)[0], empty) if like else empty)
-        shards = tuple(found) or (torch.empty(0, dtype=self.dst.dtype),)
+        shards = tuple(found) or (torch.empty(0, dtype=self.dst.dtype, device="cpu"),)
         plain = self.dst.with_state(self.dst.state)
         return shards if plain.state == self.right.state else box(shards, self.right, plain, op="hop")

@@ -58,7 +58,9 @@ class LowRankEncoder(Encoder):
 
     def begin(self, columns: int, rank: int, like: Tensor) -> Tensor:
         """The first factor, the same on all ranks."""
-        drawn = torch.randn(columns, rank, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32)
+        drawn = torch.randn(
+            columns, rank, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float32, device="cpu"
+        )
         return drawn.to(like.device, like.dtype)
 
 

@@ -21,7 +21,7 @@ def _count(kept: KeptTensors) -> int:
 
 
 def _steps(count: int) -> Tensor:
-    return torch.tensor(count)
+    return torch.tensor(count, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class Watch:
             return
         for peer in peers:
             with suppress(RuntimeError):
-                self.pg.recv([torch.empty(1)], peer, LAST_TAG).wait(timedelta(milliseconds=1))
+                self.pg.recv([torch.empty(1, device="cpu")], peer, LAST_TAG).wait(timedelta(milliseconds=1))
 
 
 def root_cause(rank: int, told: str) -> str:

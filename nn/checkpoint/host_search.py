@@ -94,7 +94,7 @@ def _text_of(url: str, size: int) -> bytes:
     """The text of a manifest, of whichever host."""
     if not url.startswith(REMOTE):
         return Path(url).read_bytes()
-    file, text = ServedFile(url), torch.empty(size, dtype=torch.uint8)
+    file, text = ServedFile(url), torch.empty(size, dtype=torch.uint8, device="cpu")
     try:
         file.box(0, (size,), ((0, size),), text)
     finally:

@@ -107,7 +107,7 @@ def _take(url: str, size: int, folder: Path) -> None:
     try:
         with (folder / Path(url).name).open("xb") as out:
             for at in range(0, size, BLOCK):
-                block = torch.empty(min(BLOCK, size - at), dtype=torch.uint8)
+                block = torch.empty(min(BLOCK, size - at), dtype=torch.uint8, device="cpu")
                 file.box(0, (size,), ((at, at + len(block)),), block)
                 out.write(memoryview(block.numpy()))  # type: ignore[arg-type]
     finally:

@@ -45,7 +45,7 @@ class Saved:
     def _verify(self, of: Pieced, piece: StoredPiece) -> None:
         file, sizes = RawFile(piece.file), sizes_of(piece.region)
         try:
-            part = torch.empty(sizes, dtype=of.dtype)
+            part = torch.empty(sizes, dtype=of.dtype, device="cpu")
             file.box(piece.at, sizes, tuple((0, size) for size in sizes), part)
         finally:
             file.close()

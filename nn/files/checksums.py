@@ -61,9 +61,9 @@ def _rows(bits: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> Iterato
         d -= 1
     outer, run = bits.shape[:d], prod(bits.shape[d:])  # dims behind `d` are whole, so that it is one run with them
     steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
-    first = torch.tensor(offsets[d] * steps[d] if shape else 0)
+    first = torch.tensor(offsets[d] * steps[d] if shape else 0, device="cpu")
     for i in range(d):
-        first = first.unsqueeze(-1) + (torch.arange(outer[i]) + offsets[i]) * steps[i]
+        first = first.unsqueeze(-1) + (torch.arange(outer[i], device="cpu") + offsets[i]) * steps[i]
     starts = first.reshape(-1)
     if run > LONG and len(starts) < FEW:
         lines = bits.reshape(-1, run)
@@ -80,9 +80,11 @@ class _Memory(threading.local):
     """Memory in which a thread adds up: what is made anew for each block takes half of the time."""
 
     def __init__(self) -> None:
-        self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64)
-        self.places = torch.arange(LONG)
-        self.ones = torch.ones(max(ROWS, LONG), dtype=torch.float64)  # the default may have too few digits for places
+        self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64, device="cpu")
+        self.places = torch.arange(LONG, device="cpu")
+        self.ones = torch.ones(
+            max(ROWS, LONG), dtype=torch.float64, device="cpu"
+        )  # the default may have too few digits for places
         self.factors = torch.stack([self.ones[:LONG], self.places.double()])  # for sums of a row, and those by place
 
 
@@ -94,7 +96,11 @@ def _sum(rows: Tensor, starts: Tensor) -> int:
 
     Within a block sums are of less than 53 bits, which floats have exactly, and products of matrices are fast.
     """
-    room = _memory.block if rows.numel() <= ROWS * COLUMNS else torch.empty(rows.numel(), dtype=torch.float64)
+    room = (
+        _memory.block
+        if rows.numel() <= ROWS * COLUMNS
+        else torch.empty(rows.numel(), dtype=torch.float64, device="cpu")
+    )
     numbers = room[: rows.numel()].view(rows.shape).copy_(rows)
     return _of_sums(_memory.factors[:, : rows.shape[1]] @ numbers.t(), numbers.sum(0), starts)
 
@@ -103,16 +109,16 @@ def _long(line: Tensor, start: int) -> int:
     """Of a long run, in rows that are added up a block at a time."""
     count = len(line) // COLUMNS
     matrix, rest = line[: count * COLUMNS].view(count, COLUMNS), line[count * COLUMNS :]
-    sums = torch.empty(2, count, dtype=torch.float64)
-    down = torch.zeros(COLUMNS, dtype=torch.float64)
+    sums = torch.empty(2, count, dtype=torch.float64, device="cpu")
+    down = torch.zeros(COLUMNS, dtype=torch.float64, device="cpu")
     room, factors = _memory.block.view(ROWS, COLUMNS), _memory.factors[:, :COLUMNS]
     for at in range(0, count, ROWS):
         rows = matrix[at : at + ROWS]
         numbers = room[: len(rows)].copy_(rows)
         sums[:, at : at + ROWS] = factors @ numbers.t()
         down.addmv_(numbers.t(), _memory.ones[: len(rows)])
-    total = _of_sums(sums, down, torch.arange(start, start + count * COLUMNS, COLUMNS))
-    return total + (_sum(rest.view(1, -1), torch.tensor([start + count * COLUMNS])) if len(rest) else 0)
+    total = _of_sums(sums, down, torch.arange(start, start + count * COLUMNS, COLUMNS, device="cpu"))
+    return total + (_sum(rest.view(1, -1), torch.tensor([start + count * COLUMNS], device="cpu")) if len(rest) else 0)
 
 
 def _of_sums(rows: Tensor, down: Tensor, starts: Tensor) -> int:

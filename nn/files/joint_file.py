@@ -95,7 +95,7 @@ def _fill(aside: Path, header: bytes, places: Mapping[str, int], held: Mapping[s
         )
     memory: Any = torch.UntypedStorage.from_file(str(aside), True, len(header) + places[""])
     for name, x in held.items():
-        there = torch.empty(0, dtype=x.dtype)
+        there = torch.empty(0, dtype=x.dtype, device="cpu")
         there.set_(
             memory, places[name] // x.dtype.itemsize, tuple(x.shape), torch.empty(x.shape, device="meta").stride()
         )

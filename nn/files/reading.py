@@ -113,7 +113,7 @@ class Reading:
             for block in _blocks(inside, of.dtype.itemsize) if inside is not None else ():
                 there = out[_within(block, region)]
                 direct = out.dtype is of.dtype and there.device.type == "cpu" and there.is_contiguous()
-                read = there if direct else torch.empty(sizes_of(block), dtype=of.dtype)
+                read = there if direct else torch.empty(sizes_of(block), dtype=of.dtype, device="cpu")
                 if piece.file not in self.raw:
                     self.raw[piece.file] = opened_piece(piece.file)
                 slices = _within(block, piece.region)

@@ -85,7 +85,7 @@ class _Answer(socketserver.StreamRequestHandler):
         if str(Path(path).parent) not in self.server.gives.folders or ".." in Path(path).parts:
             raise PermissionError(f"{path} is not given out")
         region = tuple((lo, hi) for lo, hi in asked["region"])
-        out = torch.empty(sizes_of(region), dtype=WIDTHS[asked["width"]])
+        out = torch.empty(sizes_of(region), dtype=WIDTHS[asked["width"]], device="cpu")
         file = RawFile(path)
         try:
             file.box(asked["at"], asked["sizes"], region, out)

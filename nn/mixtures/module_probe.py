@@ -75,11 +75,15 @@ def seen_experts(module: nn.Module, call: TokenCall, shapes: Shapes) -> SeenExpe
 def touch(code: ModuleCode, shapes: Shapes, call: TokenCall) -> Tensor:
     """The result of one token and one expert, all zero: whatever the module reads of itself is read."""
     stacks = [
-        torch.zeros((1, *_row(shapes[name][0], rows)), dtype=shapes[name][1]) for name, rows in code.seen.stacks.items()
+        torch.zeros((1, *_row(shapes[name][0], rows)), dtype=shapes[name][1], device="cpu")
+        for name, rows in code.seen.stacks.items()
     ]
-    shared = [torch.ones(*shapes[name][0], dtype=shapes[name][1]) for name in code.seen.shared]
-    x, share = torch.zeros((1, call.width), dtype=call.types[0]), torch.ones(1, dtype=call.types[1])
-    return code(x, torch.zeros(1, dtype=torch.long), share, stacks, shared)
+    shared = [torch.ones(*shapes[name][0], dtype=shapes[name][1], device="cpu") for name in code.seen.shared]
+    x, share = (
+        torch.zeros((1, call.width), dtype=call.types[0], device="cpu"),
+        torch.ones(1, dtype=call.types[1], device="cpu"),
+    )
+    return code(x, torch.zeros(1, dtype=torch.long, device="cpu"), share, stacks, shared)
 
 
 def _row(shape: Sequence[int], rows: int) -> tuple[int, ...]:
@@ -109,7 +113,7 @@ class ExpertTrial:
         self.count = min(self.seen.count, EXPERTS)
 
     def drawn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.chance, dtype=torch.float64).to(self.dtype)
+        return torch.randn(*shape, generator=self.chance, dtype=torch.float64, device="cpu").to(self.dtype)
 
     def weights(self) -> tuple[list[Tensor], list[Tensor]]:
         stacks = []
@@ -120,13 +124,15 @@ class ExpertTrial:
         shared = []
         for name in self.seen.shared:
             shape, dtype = self.held[name]
-            shared.append(self.drawn(*shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype))
+            shared.append(
+                self.drawn(*shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype, device="cpu")
+            )
         return stacks, shared
 
     def choices(self) -> Tensor:
         """Most of the tokens choose the last expert first, and each another one besides."""
         many = min(CHOICES, self.count)
-        first = torch.randint(self.count, (TOKENS,), generator=self.chance)
+        first = torch.randint(self.count, (TOKENS,), generator=self.chance, device="cpu")
         first[: TOKENS * 3 // 4] = self.count - 1
         return torch.stack([(first + at) % self.count for at in range(many)], -1)
 

@@ -66,7 +66,7 @@ class _StackedTrial(ExpertTrial):
                 return False
             (back,) = _grad([whole], [given], [self.drawn(*whole.shape)])
         whole = whole.detach().reshape(rows, -1)
-        expert = torch.arange(self.count).repeat_interleave(TOKENS)
-        each = self.code(x.detach(), expert, torch.ones(rows), stacks, shared)
+        expert = torch.arange(self.count, device="cpu").repeat_interleave(TOKENS)
+        each = self.code(x.detach(), expert, torch.ones(rows, device="cpu"), stacks, shared)
         zeros = not whole[::EVERY].any() and not back.reshape(rows, -1)[::EVERY].any()
         return zeros and self.same(each, whole)

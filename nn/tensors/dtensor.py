@@ -98,7 +98,7 @@ def _mesh(p: Placement) -> "DeviceMesh":
     if not _meshes:
         at_close(_meshes.clear)
     if p not in _meshes:
-        _meshes[p] = DeviceMesh(p.type, torch.tensor(p.flat).reshape(p.shape), mesh_dim_names=p.names)
+        _meshes[p] = DeviceMesh(p.type, torch.tensor(p.flat, device="cpu").reshape(p.shape), mesh_dim_names=p.names)
     return _meshes[p]
 
 

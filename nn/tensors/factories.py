@@ -175,7 +175,7 @@ def from_local(
     for piece in pieces:
         check_dense(piece, "from_local")
     if not owned(placement) and not pieces:
-        pieces = (torch.empty(0),)
+        pieces = (torch.empty(0, device="cpu"),)
     of = layout_of(pieces, placement, sbp, None if shape is None else tuple(shape), grad_sbp)
     held = tuple(in_order(piece, of) for piece in _computed(pieces, of)) if owned(placement) else (token(of),)
     made = wrap(held, of)
@@ -277,7 +277,7 @@ def full(
     requires_grad: bool = False,
 ) -> GlobalTensor:
     """torch.full on a placement; each rank makes its own piece only."""
-    kind = torch.full((), fill_value, dtype=dtype).dtype
+    kind = torch.full((), fill_value, dtype=dtype, device="cpu").dtype
     there = layout(placement, sbp, tuple(size), kind)
     if there.state.partial or _declare is not None:
         made = _make(torch.full, (tuple(size), fill_value), placement, sbp, dtype, False)

@@ -98,7 +98,7 @@ class LoadedStates:
             return None
         if isinstance(owner, GlobalTensor):
             return files.shards(source.name, (source,), wide(owner))
-        made = torch.empty(source.shape, dtype=wide_dtype(owner.dtype))
+        made = torch.empty(source.shape, dtype=wide_dtype(owner.dtype), device="cpu")
         files.fill_whole(source.name, (source,), made)
         return made
 

@@ -216,7 +216,7 @@ class _PartWatch:
 
 def _stand_in(x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
     """A tensor like this fake; one that requires grad does, and a parameter is one."""
-    made = make(torch.empty(tuple(x.shape), dtype=x.dtype))
+    made = make(torch.empty(tuple(x.shape), dtype=x.dtype, device="cpu"))
     if isinstance(x, nn.Parameter):
         return nn.Parameter(made, requires_grad=x.requires_grad)
     return made.requires_grad_(x.requires_grad)

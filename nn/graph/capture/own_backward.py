@@ -59,7 +59,7 @@ class OwnOp(FunctionOp):
 @cache
 def _op(cls: type[Function], kinds: tuple[bool, ...], outputs: int) -> OwnOp:
     """One for all calls of a kind: equal layers have equal ops."""
-    return OwnOp(cls, [torch.empty(0) if tensor else None for tensor in kinds], outputs)
+    return OwnOp(cls, [torch.empty(0, device="cpu") if tensor else None for tensor in kinds], outputs)
 
 
 def called(apply: Callable[..., Any], cls: Any, args: tuple[Any, ...], tape: Tape, watch: Interceptor) -> Any:

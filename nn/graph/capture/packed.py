@@ -145,7 +145,7 @@ def packing() -> Iterator[None]:
 def packed(x: Tensor, lengths: Any, batch_first: bool, enforce_sorted: bool) -> PackedSequence:
     """A stand-in for samples of these lengths, packed."""
     first = x.transpose(0, 1) if batch_first else x
-    given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
+    given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
     many, most = given.shape[0], first.shape[0]
     if many != first.shape[1]:
         raise ShapeError(

@@ -283,7 +283,7 @@ class _Tracing:
         if not scaler.is_enabled():
             return outputs
         name = self.scalers.setdefault(id(scaler), f"{SCALER} {len(self.scalers) + 1}")
-        factor = self._factor(name, lambda: plain_scale(scaler, torch.ones(())))
+        factor = self._factor(name, lambda: plain_scale(scaler, torch.ones((), device="cpu")))
         return map_tensors(outputs, lambda x: x * factor.to(x.device))
 
     def _scaled(self, loss: Tensor, number: int) -> int:

@@ -129,7 +129,7 @@ class HostCopy:
 
     def fetch(self) -> "Landing":
         if not self.pinned:
-            flat = torch.empty(self.numel, dtype=self.dtype)
+            flat = torch.empty(self.numel, dtype=self.dtype, device="cpu")
             if self.memory is not None:
                 flat.copy_(self.seen(self.memory))
             return Landing(self.placed(flat))

@@ -64,7 +64,7 @@ class Folder:
         So a full disk is an error here, and does not end the process when a page is written."""
         numel, path = prod(shape), self.path / _plain(name)
         if not numel:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         try:
             path.unlink(missing_ok=True)  # a process that has the old one mapped keeps it
             with path.open("xb") as file:

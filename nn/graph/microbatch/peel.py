@@ -247,7 +247,9 @@ class _Peeled:
     def rows(self, n: int, dim: int, size: int, factors: Factors, op: LogicalOp) -> int:
         """The rows of a whole value that belong to a piece."""
         if (size, factors) not in self.boxed:
-            line = LogicalOp(aten.arange.default, (size,), {}, (torch.empty(size, dtype=torch.long),), (0,))
+            line = LogicalOp(
+                aten.arange.default, (size,), {}, (torch.empty(size, dtype=torch.long, device="cpu"),), (0,)
+            )
             fake = self.local(torch.empty(size, dtype=torch.long, device="meta"), State((factors,)))
             what = Known("", Logical((), (line,), Ref(0)), (factors,))
             self.boxed[size, factors] = self.argument(fake, what, f"rows {size} {factors}")

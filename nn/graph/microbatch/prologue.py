@@ -57,7 +57,7 @@ class Before:
                     pieces[k][known.name] = batch.piece(values[known.name], known.dims, piece)
                 shares = batch.shares(piece)
                 for name, axes, dtype in self.micros[k].shares:
-                    pieces[k][name] = torch.tensor(prod(shares[axis] for axis in axes), dtype=dtype)
+                    pieces[k][name] = torch.tensor(prod(shares[axis] for axis in axes), dtype=dtype, device="cpu")
         self.asked.clear()
         return pieces
 
@@ -87,7 +87,7 @@ class Before:
         for group, *_ in self.updates:
             self.drawn(group)
         new = ([*(of.name for of in micro.known), *(of.name for of in micro.shares)] for micro in self.micros)
-        return [dict.fromkeys(names, torch.empty(0)) for names in new]
+        return [dict.fromkeys(names, torch.empty(0, device="cpu")) for names in new]
 
     def known(self, known: Known, given: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """A value of all samples of an update."""
@@ -139,7 +139,7 @@ class Pasts:
         first, start = self.first[k][name], self.batch.pieces[k].starts[-1]
         numbers = [first + rank for rank in owned(layout.placement)]
         self.used.update(numbers)
-        return tuple([torch.tensor([number, start]) for number in numbers]) or no_shards(layout)
+        return tuple([torch.tensor([number, start], device="cpu") for number in numbers]) or no_shards(layout)
 
     def __enter__(self) -> "Pasts":
         return self

@@ -94,7 +94,7 @@ class SampleParts:
         layout = RunLayout(self.runs, state, tuple(x.shape), x.dtype)
         for d, spans in enumerate(layout.spans(k)):
             if state.dims[d]:
-                rows = torch.cat([torch.arange(lo, hi) for lo, hi in spans])
+                rows = torch.cat([torch.arange(lo, hi, device="cpu") for lo, hi in spans])
                 x = x.index_select(d, rows)
         return x.detach().requires_grad_(x.requires_grad)
 
@@ -129,9 +129,9 @@ def _values() -> Iterator[Values]:
 def _filled(numbers: Sequence[int], at: int, x: Tensor, chance: torch.Generator) -> Tensor:
     """Numbers around zero, or all above it, and whole ones of these."""
     if x.is_floating_point() or x.is_complex():
-        drawn = torch.randn(x.shape, generator=chance, dtype=torch.float64)
+        drawn = torch.randn(x.shape, generator=chance, dtype=torch.float64, device="cpu")
         return (drawn.abs() if at == len(NUMBERS) - 1 else drawn).to(x.dtype)
-    picked = torch.tensor(numbers)[torch.randint(len(numbers), x.shape, generator=chance)]
+    picked = torch.tensor(numbers, device="cpu")[torch.randint(len(numbers), x.shape, generator=chance, device="cpu")]
     return picked > 0 if x.dtype is torch.bool else picked.to(x.dtype)
 
 
@@ -142,7 +142,7 @@ def _made(x: Tensor, values: Values, chance: torch.Generator) -> Tensor:
 def _held(x: Tensor, values: Values, chance: torch.Generator) -> Tensor:
     """A tensor that a module holds, or, where no process has all of it, one like it."""
     real = not isinstance(x, GlobalTensor) and not x.is_meta
-    made = x.detach().cpu().clone() if real else values(torch.empty(x.shape, dtype=x.dtype), chance)
+    made = x.detach().cpu().clone() if real else values(torch.empty(x.shape, dtype=x.dtype, device="cpu"), chance)
     return nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
 
 

@@ -185,7 +185,7 @@ class AdoptedModel:
         """Note the norm, which is no number, of a step that changed nothing because these gradients were not finite."""
         if self.limit is not None:
             homes_of = [t.held.placement for name, t in self.trained.items() if name in names]
-            self.norm = whole_everywhere(torch.tensor(torch.nan), homes_of[-1])
+            self.norm = whole_everywhere(torch.tensor(torch.nan, device="cpu"), homes_of[-1])
 
     def take(
         self,

@@ -59,7 +59,7 @@ class StepErrors:
         shards = tuple(x for x in each if x is not None)
         if len(shards) != len(held.ranks):
             raise SbpError(f"{held.by} keeps no error of {name}\n  it may have feedback=False, or not have begun yet")
-        return wrap(shards or (torch.empty(0, dtype=held.lies.dtype),), held.lies)
+        return wrap(shards or (torch.empty(0, dtype=held.lies.dtype, device="cpu"),), held.lies)
 
     def reset(self) -> None:
         """Forget all errors, such as when weights were given other values."""

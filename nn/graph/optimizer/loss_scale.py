@@ -47,7 +47,7 @@ class LossScale:
 
     def tensor(self) -> Tensor:
         """The factor of the losses of the step that is about to run."""
-        return torch.tensor(self.value)
+        return torch.tensor(self.value, device="cpu")
 
     def after(self, *, overflow: bool) -> None:
         """Learn how a step went, for the next one."""

@@ -105,7 +105,7 @@ def _flags(held: Sequence[Sequence[HeldShards]], ranks: Placement, rank: int) ->
 def _told(flags: list[Tensor], ranks: Placement) -> Tensor:
     """The flags of all ranks, a row each."""
     if not flags:
-        return torch.zeros(ranks.size, 0)
+        return torch.zeros(ranks.size, 0, device="cpu")
     many = flags[0].shape[1]
     rows = Layout(ranks, State(((0,), ()) if ranks.size > 1 else ((), ())), (ranks.size, many), torch.float32)
     whole = Layout(ranks, State(((), ())), (ranks.size, many), torch.float32)

@@ -190,6 +190,6 @@ class Pipelined:
         """The seed of this step's draws, which ranks have in common, for each micro-batch."""
         if self.proved.draws:
             agree(self.proved.everywhere)
-            step = int(torch.randint(1 << 62, ()))
+            step = int(torch.randint(1 << 62, (), device="cpu"))
             for k, each in enumerate(shards):
                 each["numbers"] = step, k  # type: ignore[assignment]

@@ -5,6 +5,7 @@ all levels off: as plain calls of plain tensors, batched, or of a derivative. Th
 takes derivatives of them in turn.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,9 @@ class BelowTransforms(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         taken = tensors_in([args, kwargs])
+        if taken and not any(isinstance(x, FakeTensor) for x in taken) and _counts():
+            with unset_fake_temporarily():
+                return func(*args, **(kwargs or {}))
         if any(
             x.is_meta and not x._is_zerotensor() for x in taken
         ):  # by which torch learns of what shape a product of zeros is
@@ -105,3 +109,11 @@ class BelowTransforms(TorchDispatchMode):
         made: Tensor = aten.full.default(size, value, **kept)
         self.tape.record(aten.full.default, (size, value), kept, made)
         return made
+
+
+def _counts() -> bool:
+    """Whether torch makes the basis of a Jacobian: in 2.11 it counts elements by tensors, which no program has made."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name != "_chunked_standard_basis_for_":
+        frame = frame.f_back
+    return frame.f_back is not None
