@@ -64,7 +64,7 @@ ROWS = """
     random small            bernoulli*
     random unread           uniform* exponential* log_normal* cauchy* geometric* normal_functional* random*
     random unread follows   rand_like randn_like randint_like randint_like.low_dtype bernoulli.p
-    random unread follows   sbpflow::normal_apart
+    random unread follows   sbpflow::normal_apart sbpflow::kept_on_card
 
     kept                    scaled_dot_product_attention*
     addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*

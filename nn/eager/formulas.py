@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ...placement.device import family
 from ...sbp.call import Call, fill, tensors_in
 from ...sbp.layout import memory_order
 from ...sbp.logical import LogicalOp
 from ...sbp.state import State
 from ..tensors import seeds
+from ..tensors.card_dropout import drop_on_card
 from ..tensors.factories import whole_everywhere
 from ..tensors.memory_formats import in_order
 from ..tensors.moves import shards_as
@@ -99,7 +101,7 @@ def random_like(x: GlobalTensor, fill: Callable[[Tensor], Tensor]) -> GlobalTens
     seeds.agree(x.placement)
     everywhere = whole_everywhere(fill(whole_like(x)), x.placement)
     dense = x._layout.in_order(everywhere._layout.order)
-    of = dense.with_state(State(dense.state.dims))
+    of = dense.with_state(State(dense.state.dims)).with_dtype(everywhere.dtype)
     mine = shards_as(everywhere, of, "random")
     if of.state == everywhere._layout.state and len(mine) == 1:
         return everywhere
@@ -119,6 +121,10 @@ def dropout(x: GlobalTensor, p: float, train: bool) -> Tensor:
         return x
     if p == 1:
         return x * 0
+    if family(x.placement.type).card and x.numel():  # for none torch takes no kernel of its own
+        with torch.no_grad():
+            kept = random_like(x, lambda whole: torch.ops.sbpflow.kept_on_card(whole, p))
+        return drop_on_card(x, kept, p)
     with torch.no_grad():
         noise = random_like(x, lambda whole: whole.bernoulli_(1 - p).div_(1 - p))
     return x * noise

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....placement.device import FAMILIES
 from ....placement.structure import mapped
 from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, refs_in
 from ....sbp.joint.options import answer_of
@@ -25,6 +26,7 @@ from ....sbp.registry import has_rule
 from ....sbp.traits import traits
 from ...eager import formulas
 from ...eager.capture import alone
+from ...tensors.card_dropout import drop_on_card
 from ..capture.interceptor import functional
 
 __all__ = ["expand", "formula_of", "in_line", "opened", "part_of"]
@@ -94,7 +96,12 @@ class _Apart:
 
 def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
     """All of a call that its formula looks at."""
-    return op.op, frozen(in_line(op)), tuple(map(looks, (*call.inputs, *call.outputs))), ranks
+    return op.op, frozen(in_line(op)), tuple(map(looks, (*call.inputs, *call.outputs))), ranks, _on_card(call)
+
+
+def _on_card(call: Call) -> bool:
+    row = FAMILIES.get(call.inputs[0].device.type) if call.inputs else None
+    return row is not None and row.card
 
 
 def looks(x: Tensor) -> Hashable:
@@ -105,10 +112,11 @@ def looks(x: Tensor) -> Hashable:
 def _formula(call: Call, ranks: int) -> Callable[..., Any] | None:
     """The formula that replaces a call, as a function of its own arguments."""
     name, said = call.name, traits(call.name)
+    drop = _dropout_on_card if _on_card(call) else _dropout
     if name == "dropout":
-        return _dropout
+        return drop
     if name == "scaled_dot_product_attention" and call.bound["dropout_p"]:
-        return _attention
+        return partial(_attention, drop)
     if name == "rrelu":
         return _rrelu
     if "drops" in said:
@@ -215,6 +223,12 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return x * noise
 
 
+def _dropout_on_card(x: Tensor, p: float, train: bool) -> Tensor:
+    if not train or p in (0, 1) or not x.numel():  # for which torch takes no kernel of its own
+        return _dropout(x, p, train)
+    return drop_on_card(x, torch.ops.sbpflow.kept_on_card(x.detach(), p), p)
+
+
 def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
@@ -267,6 +281,7 @@ def _wider(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _attention(
+    drop: Callable[[Tensor, float, bool], Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -289,5 +304,5 @@ def _attention(
     if attn_mask is not None:
         blocked = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if blocked else scores + attn_mask
-    mixed: Tensor = _dropout(torch.softmax(scores, -1), dropout_p, True) @ value
+    mixed: Tensor = drop(torch.softmax(scores, -1), dropout_p, True) @ value
     return mixed
