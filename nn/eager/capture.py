@@ -37,6 +37,7 @@ __all__ = [
     "capturing",
     "detached",
     "fakes_of",
+    "made_of",
     "new_fake",
     "quiet",
     "seen_by",
@@ -46,6 +47,12 @@ __all__ = [
 
 
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def made_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an op gives by the ops that it is made of. A mode of functions that a program is in would run the op."""
+    with torch._C.DisableTorchFunction():
+        return op.decompose(*args, **kwargs)
 
 
 # SchemaCheckMode is one of three that torch lets stand at this key; nothing of what it does is used.
@@ -216,10 +223,14 @@ def _watched(
 
 @contextmanager
 def seen_by(watch: CallWatch) -> Iterator[None]:
-    """Inside, a watch sees every call of a function on tensors without values."""
+    """Inside, a watch sees every call of a function on tensors without values.
+
+    Modes that a program is in, such as a default device, do not see them: torch hands them an op where it is asked for
+    what the op is made of.
+    """
     _capturing.depth += 1
     try:
-        with quiet(), torch.enable_grad(), enable_python_dispatcher(), watch:
+        with quiet(), torch.enable_grad(), enable_python_dispatcher(), torch._C.DisableTorchFunction(), watch:
             yield
     finally:
         _capturing.depth -= 1

@@ -46,13 +46,14 @@ def applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 
 
 class Applied:
-    """`MyFunction.apply` on plain tensors, as a function that dispatch can hold in a key."""
+    """`MyFunction.apply` as a function that dispatch can hold in a key, and modes can call."""
 
     def __init__(self, cls: type[Function]) -> None:
         self.cls, self.__name__ = cls, cls.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return applied(self.cls, *args, **kwargs)
+        of = [a for a in args if isinstance(a, GlobalTensor)]
+        return handle_torch_function(self, of, *args, **kwargs) if of else applied(self.cls, *args, **kwargs)
 
     def recipe(self, args: tuple[Any, ...], tensors: Sequence[GlobalTensor]) -> Recipe:
         """By the Function's rule if it has one."""
@@ -129,8 +130,7 @@ def _global_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     func = _applied.get(cls)
     if func is None:
         func = _applied[cls] = Applied(cls)
-    # As torch's own functions do, so that modes see it too.
-    return handle_torch_function(func, [a for a in args if isinstance(a, GlobalTensor)], *args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _below_transforms(cls: Any, *args: Any, **kwargs: Any) -> Any:

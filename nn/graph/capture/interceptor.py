@@ -25,7 +25,7 @@ from ....sbp import Layout
 from ....sbp.call import Ref, fill, map_tensors, tensors_in
 from ....sbp.logical import Logical, Origin
 from ....sbp.traits import named
-from ...eager.capture import CallWatch, capture, fakes_of, seen_by, shared_fakes, sources_of
+from ...eager.capture import CallWatch, capture, fakes_of, made_of, seen_by, shared_fakes, sources_of
 from ...eager.recurrent import FORMULAS
 from ...model.fp8 import product
 from ...model.recompute.attention_core import CoreCall, cores
@@ -323,14 +323,14 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
                 return (run(),)
         if func._can_decompose() and self._casts(func, key, args, kwargs):
             with self:
-                return (func.decompose(*args, **kwargs),)
+                return (made_of(func, args, kwargs),)
         return None
 
     @staticmethod
     def _casts(func: Any, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether autocast knows one of the ops that this one is made of."""
         with _Names() as inner:
-            func.decompose(*args, **kwargs)
+            made_of(func, args, kwargs)
         return any(torch._C._dispatch_has_kernel_for_dispatch_key(n, str(key).rpartition(".")[2]) for n in inner.names)
 
 
@@ -345,7 +345,7 @@ class _Names(CallWatch):  # type: ignore[no-untyped-call]
         self.names.add(func.name())
         if func._can_decompose():
             with self:
-                return func.decompose(*args, **kwargs)
+                return made_of(func, args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
 
 from ....sbp.call import map_tensors, tensors_in
+from ...eager.capture import made_of
 
 __all__ = ["Recording", "record"]
 
@@ -85,7 +86,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return made
         if op._can_decompose() and autograd_would_have_decomposed(op, tensors_in((args, kwargs))):  # in inference mode
             with self:
-                return op.decompose(*args, **kwargs)
+                return made_of(op, args, kwargs)
         given, named = map_tensors(args, self.node), map_tensors(kwargs, self.node)
         made = op(*args, **kwargs)
         if made is None or isinstance(made, Tensor | list | tuple):
