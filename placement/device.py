@@ -5,6 +5,7 @@ name. What torch has for each kind of card under one name (streams, events, memo
 module of that name, so that another kind of card is another row.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FAMILIES", "DeviceFamily", "card_here", "current_stream", "family", "on_stream", "recorded", "side_stream"]
+__all__ = [
+    "FAMILIES",
+    "DeviceFamily",
+    "card_here",
+    "card_of",
+    "current_stream",
+    "family",
+    "on_stream",
+    "recorded",
+    "side_stream",
+]
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,12 @@ def family(type: str) -> DeviceFamily:
 def card_here() -> DeviceFamily | None:
     """The kind of card that this machine has, if it has one."""
     return next((row for row in FAMILIES.values() if row.card and row.here), None)
+
+
+def card_of(tensors: Iterable[Tensor]) -> str | None:
+    """The kind of card on which the first of some tensors lies that is on one."""
+    rows = (FAMILIES.get(x.device.type) for x in tensors)
+    return next((row.name for row in rows if row is not None and row.card), None)
 
 
 def side_stream(device: torch.device, use: str) -> Any:

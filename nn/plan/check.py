@@ -152,7 +152,7 @@ def planned_step(
     args, kwargs = arguments(batch)
     with kept_notes(model):
         given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ()
-        made = assignment(plan, model, grids_of(plan, ranks), given)
+        made = assignment(plan, model, grids_of(plan, ranks, model), given)
         noted(made, model)
         listed: Any = optimizer if optimizer is not None else _usual(model)
         how = model, loss_fn or _usual_loss, listed, options_of(made), captures

@@ -155,7 +155,7 @@ def _planned(
     """A plan noted on a model, and the options with what it says of these."""
     if plan is None:
         return None, {**options}
-    made = assignment(plan, model, grids_of(plan), optimizers)
+    made = assignment(plan, model, grids_of(plan, model=model), optimizers)
     said = options_of(made)
     for name in said.keys() & {name for name, value in options.items() if value is not None}:
         raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")

@@ -6,8 +6,10 @@ grid (data=8, expert=4 folds data)                the same, and cpu:[0-7] as (da
 
 from math import prod
 
+from torch import nn
+
 from ...placement import placement
-from ...placement.device import card_here
+from ...placement.device import card_here, card_of
 from ...placement.errors import PlacementError, SbpflowError
 from ...placement.world import world
 from .language.axes import GridAxis, Grids
@@ -17,8 +19,12 @@ from .language.statements import Grid
 __all__ = ["Grids", "grids_of"]
 
 
-def grids_of(plan: PlanText, ranks: int | None = None, device: str | None = None) -> Grids:
-    """A plan's grids on so many ranks: by default those of the launcher, or as many as the plan names."""
+def grids_of(plan: PlanText, ranks: int | None = None, model: nn.Module | None = None) -> Grids:
+    """A plan's grids on so many ranks: by default those of the launcher, or as many as the plan names.
+
+    Where it names no kind of device, that is the card on which weights of the `model` lie, then the one that a launched
+    process has, then the CPU.
+    """
     lines = [s for s in plan.statements if isinstance(s, Grid)]
     if not lines:
         raise PlacementError(
@@ -33,7 +39,7 @@ def grids_of(plan: PlanText, ranks: int | None = None, device: str | None = None
             raise plan.wrong(grid, "placement", str(error).partition("\n")[0]) from None
         return _checked(plan, grid, Grids(whole, {}), launched)
     card = card_here() if launched is not None else None
-    kind = grid.type or device or (card.name if card else "cpu")
+    kind = grid.type or (card_of(model.parameters()) if model else None) or (card.name if card else "cpu")
     shape = _shape(plan, grid, ranks or launched)
     whole = placement(kind, range(prod(shape.values()))).reshape(tuple(shape.values()), tuple(shape))
     folds = {axis.name: axis for axis in grid.axes if axis.folds is not None}

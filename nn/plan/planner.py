@@ -207,7 +207,7 @@ class _Trying:
         return TriedPlan(one, why=no_less(bound, self.best), least=bound)
 
     def meaning(self, one: Plan) -> Assignment:
-        return assignment(one, self.model, grids_of(one, self.ranks))
+        return assignment(one, self.model, grids_of(one, self.ranks, self.model))
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sbpflow as flow
 from tools.played_card.facade import count
 
 RACE = "nothing says which comes first"
@@ -229,3 +230,9 @@ def test_the_order_of_kernels_is_another_for_another_seed() -> None:
     found = [each.stdout for each in said]
     assert found[0] == found[1], said
     assert len(set(found)) > 1, said
+
+
+def test_a_plan_that_names_no_kind_lies_where_the_weights_are() -> None:
+    model = torch.nn.Linear(4, 4, device="cuda")
+    step = flow.compile(model, lambda model, x: model(x).square().mean(), plan="grid (data=2)")
+    assert step(made(2, 4)).placement.type == "cuda"
