@@ -49,7 +49,7 @@ __all__ = [
 _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-def made_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def made_of(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What an op gives by the ops that it is made of. A mode of functions that a program is in would run the op."""
     with torch._C.DisableTorchFunction():
         return op.decompose(*args, **kwargs)

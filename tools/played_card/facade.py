@@ -140,8 +140,21 @@ def generators() -> tuple[torch.Generator, ...]:
     return made
 
 
+def cloned(storage: Any) -> Any:
+    """A copy of a storage, on the card where it lies there: torch built for CPUs makes no storage on cards by itself."""
+    if storage.device.type != "cuda":
+        return plain_clone(storage)
+    made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage()
+    return made.copy_(storage)
+
+
+plain_clone = torch.UntypedStorage.clone
+
+
 def install() -> None:
     cuda: Any = torch.cuda
+    storage: Any = torch.UntypedStorage
+    storage.clone = cloned
     given = {
         "_lazy_init": lambda: None,
         "init": lambda: None,

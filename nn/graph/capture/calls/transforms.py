@@ -105,7 +105,8 @@ class BelowTransforms(TorchDispatchMode):
             return self.fake(x)
         with unset_fake_temporarily():
             value = 0 if x._is_zerotensor() else x.item()
-        size, kept = [*x.shape], {"dtype": x.dtype, "device": where}
+        lies = x.device if x._is_zerotensor() and not x.is_meta else where  # a number goes to what it meets
+        size, kept = [*x.shape], {"dtype": x.dtype, "device": lies}
         made: Tensor = aten.full.default(size, value, **kept)
         self.tape.record(aten.full.default, (size, value), kept, made)
         return made
