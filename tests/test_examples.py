@@ -54,6 +54,7 @@ CHECKED = {
 def said(command: list[str]) -> str:
     """What it printed; it must end well and complain of nothing."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    environment["COLUMNS"] = "200"  # a line of progress is one line, however quick the machine
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

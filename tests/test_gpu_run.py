@@ -10,14 +10,14 @@ import pytest
 
 from benchmarks import gpu as parts
 from tests.ranks import Fresh
-from tools import gpu
+from tools import card_tests, gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_all_parts_together_take_less_than_nine_minutes() -> None:
     assert sum(each.limit for each in gpu.PARTS) <= gpu.NINE_MINUTES
-    assert [each.name for each in gpu.PARTS] == ["tests", *parts.PARTS]
+    assert [each.name for each in gpu.PARTS] == ["tests", *parts.PARTS, "ordinary"]
 
 
 @pytest.mark.sampled(1)
@@ -82,3 +82,10 @@ def test_the_script_for_a_bare_machine_brings_wheels_along_and_hands_on_its_argu
     said = json.loads((tmp_path / "gpu.json").read_text())["parts"]["tests"]["said"]
     assert "test_nccl_ranks_that_share_a_card_box_every_pair[4]" in said
     assert " tests collected" in said
+
+
+def test_ordinary_tests_lay_their_tensors_on_cards() -> None:
+    text = 'p = placement("cpu:[0-3]", cluster="cpu")\nassert x == "cpus"'
+    assert card_tests.on_cards("test_x.py", text) == 'p = placement("cuda:[0-3]", cluster="cpu")\nassert x == "cpus"'
+    for name, said in (("ranks.py", "set_default_device"), ("ranks.py", "NCCL_HOSTID"), ("conftest.py", "GRACE = 20")):
+        assert said in card_tests.on_cards(name, (ROOT / "tests" / name).read_text(encoding="utf-8"))

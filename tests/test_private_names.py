@@ -94,6 +94,7 @@ NEEDED: dict[str, str] = {
     "torch._C.DispatchKey.Undefined": KEYS,
     "torch._C._DisableTorchDispatch": "a stand-in takes another shape in place",
     "torch._C._EnableTorchFunction": "below transforms calls are those of eager code again",
+    "torch._VF": "where forward-mode differentiation wraps tensors, in torch 2.11",
     "torch._functorch.predispatch": "where forward-mode differentiation wraps tensors",
     "torch._vmap_internals": "the vmap that torch.autograd.functional has for itself, to refuse it",
     "torch._dynamo._trace_wrapped_higher_order_op": "what masks of flex attention pick by",

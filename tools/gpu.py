@@ -39,13 +39,15 @@ def part(name: str, limit: int) -> Part:
 
 
 TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu")
+ORDINARY = ("-m", "tools.card_tests", "tests/nn/tensors", "tests/nn/eager", "tests/nn/test_default_device.py")
 PARTS = (
-    Part("tests", 170, TESTS, times=False),  # boxing over NCCL by ranks that share the card, streams, events, actors
-    part("examples", 90),
+    Part("tests", 120, TESTS, times=False),  # boxing over NCCL by ranks that share the card, streams, events, actors
+    part("examples", 80),
     part("eager", 30),
-    part("graph", 110),
-    part("boxing", 60),
-    part("pipeline", 60),
+    part("graph", 70),
+    part("boxing", 50),
+    part("pipeline", 50),
+    Part("ordinary", 120, ORDINARY, times=False),  # some fail for what they are: what it says is to be read
 )
 
 

@@ -50,7 +50,7 @@ _fake_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def made_of(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an op gives by the ops that it is made of. A mode of functions that a program is in would run the op."""
+    """The result of an op by those that it is made of, which a mode that a program is in would not see."""
     with torch._C.DisableTorchFunction():
         return op.decompose(*args, **kwargs)
 

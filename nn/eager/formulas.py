@@ -17,7 +17,6 @@ from ...sbp.layout import memory_order
 from ...sbp.logical import LogicalOp
 from ...sbp.state import State
 from ..tensors import seeds
-from ..tensors.card_dropout import drop_on_card
 from ..tensors.factories import whole_everywhere
 from ..tensors.memory_formats import in_order
 from ..tensors.moves import shards_as
@@ -113,6 +112,23 @@ def whole_like(x: GlobalTensor) -> Tensor:
     """Memory for a plain tensor that lies as this one would on one device, without gaps."""
     dense = x._layout.in_order(x._layout.order)
     return torch.empty_strided(dense.shape, dense.strides, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("sbpflow::kept_on_card", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _kept_on_card(x: Tensor, p: float) -> Tensor:
+    """Elements that a card's own kernel keeps of a tensor that lies like `x`; `bernoulli` keeps others."""
+    return torch.native_dropout(torch.ones_like(x), p, True)[1]
+
+
+@_kept_on_card.register_fake
+def _(x: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x, dtype=torch.bool)
+
+
+def drop_on_card(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """Elements that are kept, divided by their share and rounded once, as there."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return (wide * kept * (1 / (1 - p))).to(x.dtype)
 
 
 @formula("dropout", when=always)

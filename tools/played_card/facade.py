@@ -141,14 +141,14 @@ def generators() -> tuple[torch.Generator, ...]:
 
 
 def cloned(storage: Any) -> Any:
-    """A copy of a storage, on the card where it lies there: torch built for CPUs makes no storage on cards by itself."""
+    """A copy of a storage; torch that is built for CPUs makes none on cards by itself."""
     if storage.device.type != "cuda":
         return plain_clone(storage)
     made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage()
     return made.copy_(storage)
 
 
-plain_clone = torch.UntypedStorage.clone
+plain_clone: Any = torch.UntypedStorage.clone
 
 
 def install() -> None:

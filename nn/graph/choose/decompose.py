@@ -26,7 +26,6 @@ from ....sbp.registry import has_rule
 from ....sbp.traits import traits
 from ...eager import formulas
 from ...eager.capture import alone
-from ...tensors.card_dropout import drop_on_card
 from ..capture.interceptor import functional
 
 __all__ = ["expand", "formula_of", "in_line", "opened", "part_of"]
@@ -226,7 +225,7 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
 def _dropout_on_card(x: Tensor, p: float, train: bool) -> Tensor:
     if not train or p in (0, 1) or not x.numel():  # for which torch takes no kernel of its own
         return _dropout(x, p, train)
-    return drop_on_card(x, torch.ops.sbpflow.kept_on_card(x.detach(), p), p)
+    return formulas.drop_on_card(x, torch.ops.sbpflow.kept_on_card(x.detach(), p), p)
 
 
 def _rrelu(x: Tensor, lower: float, upper: float, training: bool) -> Tensor:
