@@ -44,7 +44,7 @@ def alone(fresh: Fresh, package: str, check: Any, *args: Any) -> None:
 
 
 def close(mine: Any, plain: Any) -> None:
-    torch.testing.assert_close(torch.tensor(mine), torch.tensor(plain), rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(plain), rtol=CLOSE, atol=CLOSE)
 
 
 def whole(model: nn.Module) -> list[torch.Tensor]:
@@ -202,3 +202,101 @@ def lightened(folder: str) -> None:
             again = run(kind, kind.__name__, f"{folder}/mine/epoch=0.ckpt")
             close(again[0], plain[0][-len(again[0]) :])
             torch.testing.assert_close(again[1], plain[1], rtol=1e-3, atol=1e-4)
+
+
+# A run that stops early, and a second one of the same trainer or module
+
+
+@pytest.mark.sweep
+def test_trainer_of_transformers_stops_early_and_trains_again(fresh: Fresh, tmp_path: Path) -> None:
+    alone(fresh, "accelerate", trained_again, str(tmp_path))
+
+
+def trained_again(folder: str) -> None:
+    with libraries():
+        hub: Any = importlib.import_module("transformers")
+        example = importlib.import_module("hf_trainer")
+        ids = torch.randint(3, 64, (26, 8), generator=torch.Generator().manual_seed(0))
+        rows = [{"input_ids": row, "labels": row} for row in ids]
+
+        def run(kind: Any, name: str, **more: Any) -> list[Any]:
+            torch.manual_seed(0)
+            sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+            model = hub.LlamaForCausalLM(hub.LlamaConfig(**sizes, num_attention_heads=2, use_cache=False))
+            args = hub.TrainingArguments(
+                f"{folder}/{name}", max_steps=8, per_device_train_batch_size=4, logging_steps=1, save_steps=2,
+                eval_strategy="steps", eval_steps=2, use_cpu=True, learning_rate=3e-2, seed=1, disable_tqdm=True,
+                report_to=[], load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False,
+            )  # fmt: skip
+            stop = [hub.EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=0.2)]
+            trainer = kind(model, args, train_dataset=rows, eval_dataset=rows[:6], callbacks=stop, **more)
+            found: list[Any] = []
+            for _ in range(2):
+                trainer.train()
+                best = Path(trainer.state.best_model_checkpoint).name
+                found += [(trainer.state.global_step, best), told(trainer), *(x.clone() for x in whole(trainer.model))]
+            return found
+
+        plain = run(hub.Trainer, "plain")
+        mine = run(example.PlanTrainer, "mine", plan=PLANS["ZeRO-3"])
+    assert plain[0][0] < 8
+    assert_alike(mine, plain)
+
+
+@pytest.mark.sweep
+def test_trainer_of_lightning_stops_early_and_fits_again(fresh: Fresh) -> None:
+    alone(fresh, "pytorch_lightning", fitted_again)
+
+
+def fitted_again() -> None:
+    with libraries():
+        lightning: Any = importlib.import_module("pytorch_lightning")
+        example = importlib.import_module("lightning_module")
+
+        class Rated:
+            """A rate of its own at every step, of the optimizer that is there."""
+
+            def configure_optimizers(self: Any) -> Any:
+                optimizer = super().configure_optimizers()  # type: ignore[misc]
+                rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-2, total_steps=80)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+        class Alone(lightning.LightningModule):  # type: ignore[misc]
+            def __init__(self, net: nn.Module, plan: str) -> None:
+                super().__init__()
+                self.net = net
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.AdamW(self.parameters(), lr=2e-2)
+
+            def training_step(self, batch: Any, index: int) -> Any:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def validation_step(self, batch: Any, index: int) -> None:
+                self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def run(kind: Any) -> list[Any]:
+            module, found = type("Both", (Rated, kind), {})(example.net(), example.PLAN), list[Any]()
+            loader = torch.utils.data.DataLoader(example.data(), 16)
+            for _ in range(2):
+                stop = lightning.callbacks.EarlyStopping("validation", patience=1, min_delta=0.3)
+                trainer = lightning.Trainer(
+                    accelerator="cpu", max_epochs=8, logger=False, callbacks=[stop], enable_progress_bar=False,
+                    enable_model_summary=False, num_sanity_val_steps=0, enable_checkpointing=False,
+                )  # fmt: skip
+                trainer.fit(module, loader, torch.utils.data.DataLoader(example.data(20), 10))
+                found += [(trainer.current_epoch,), trainer.callback_metrics["validation"]]
+                found += [x.clone() for x in whole(module)]
+            return found
+
+        plain, mine = run(Alone), run(example.PlanModule)
+    assert plain[0] < (8,)
+    assert_alike(mine, plain)
+
+
+def assert_alike(mine: list[Any], plain: list[Any]) -> None:
+    for x, y in zip(mine, plain, strict=True):
+        if isinstance(y, tuple):
+            assert x == y
+        else:
+            close(x, y)
