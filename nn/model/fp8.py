@@ -71,7 +71,9 @@ def _times(a: Tensor, b: Tensor, by_row: bool, wide: torch.dtype, far: bool = Fa
     left = _FAR if far and not by_row else _NARROW
     scales = _scale(a, 1 if by_row else None, left), _scale(b, 0 if by_row else None, _NARROW)
     narrow = (a / scales[0]).to(left).contiguous(), (b / scales[1]).to(_NARROW).t().contiguous().t()
-    out = torch.bfloat16 if by_row and not a.is_cpu else wide if wide in _CARRIED else torch.float32
+    if by_row and a.is_cpu:  # for which torch 2.11 has no product with scales of rows
+        return ((narrow[0].float() @ narrow[1].float()) * scales[0] * scales[1]).to(wide)
+    out = torch.bfloat16 if by_row else wide if wide in _CARRIED else torch.float32
     made: Tensor = torch._scaled_mm(*narrow, scale_a=scales[0], scale_b=scales[1], out_dtype=out)
     return made.to(wide)
 
