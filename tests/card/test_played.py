@@ -1,5 +1,6 @@
 """A played card is as strict as a card: devices, waits, memory and hidden syncs."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -236,3 +237,19 @@ def test_a_plan_that_names_no_kind_lies_where_the_weights_are() -> None:
     model = torch.nn.Linear(4, 4, device="cuda")
     step = flow.compile(model, lambda model, x: model(x).square().mean(), plan="grid (data=2)")
     assert step(made(2, 4)).placement.type == "cuda"
+
+
+PLANS = ["grid (data=1)", "grid (data=2)", "grid (data=2)\n2 micro-batches", "grid (tensor=2)\n0: tensor=S(0)"]
+PLANS += ["grid (pipe=2)\npipe * over pipe by 1f1b, 2 micro-batches"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_dropout_draws_what_the_kernel_of_a_card_draws(plan: str) -> None:
+    torch.manual_seed(0)
+    alone = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 2)).cuda()
+    model, x = copy.deepcopy(alone), made(8, 4)
+    step = flow.compile(model, lambda model, x: model(x).square().mean(), plan=plan)
+    torch.manual_seed(1)
+    mine = [step(x).item() for _ in range(2)]
+    torch.manual_seed(1)
+    assert mine == pytest.approx([alone(x).square().mean().item() for _ in range(2)], rel=1e-5)

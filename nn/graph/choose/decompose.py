@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....placement.device import FAMILIES
+from ....placement.device import card_of
 from ....placement.structure import mapped
 from ....sbp.call import Call, Ref, fill, frozen, in_order, map_tensors, refs_in
 from ....sbp.joint.options import answer_of
@@ -99,8 +99,7 @@ def _kind(op: LogicalOp, call: Call, ranks: int) -> Hashable:
 
 
 def _on_card(call: Call) -> bool:
-    row = FAMILIES.get(call.inputs[0].device.type) if call.inputs else None
-    return row is not None and row.card
+    return card_of(call.inputs[:1]) is not None
 
 
 def looks(x: Tensor) -> Hashable:
