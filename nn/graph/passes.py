@@ -32,7 +32,7 @@ from ...sbp.joint.solver.solve import Solver
 from ...sbp.joint.source_options import Stored
 from ...sbp.logical import Logical
 from ...sbp.state import Lie
-from ..model.annotate import LayerMoves
+from ..model.annotate import LayerMoves, placement_of
 from ..model.cast import in_half
 from ..model.compress import compressed_grads, compressed_hops
 from ..model.fp8 import refuse_eights
@@ -133,6 +133,12 @@ class Passes:
         """Whether global parameters are to move."""
         return self.move is not None and not self.move.done
 
+    @property
+    def device(self) -> str:
+        """The kind of device for which a call is captured: that of all placements, if it is one."""
+        kinds = {self.rest.type} if self.rest else {each.type for each in placement_of(self.modules).values()}
+        return kinds.pop() if len(kinds) == 1 else "cpu"
+
     def captured(self, call: StepCall) -> Logical:
         """The computation of a call."""
         refuse_eights(self.modules, self.rest)
@@ -148,7 +154,7 @@ class Passes:
                     (),
                     call.inputs,
                     self.modules,
-                    device=self.rest.type if self.rest else "cpu",
+                    device=self.device,
                     placement=self.rest,
                     samples_apart=self.options.piped,
                     scale=None if self.scale is None else self.scale.tensor,

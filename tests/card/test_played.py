@@ -253,3 +253,28 @@ def test_dropout_draws_what_the_kernel_of_a_card_draws(plan: str) -> None:
     mine = [step(x).item() for _ in range(2)]
     torch.manual_seed(1)
     assert mine == pytest.approx([alone(x).square().mean().item() for _ in range(2)], rel=1e-5)
+
+
+def staged(model: torch.nn.Sequential, way: str) -> None:
+    stages = [flow.placement("cuda", [0]), flow.placement("cuda", [1])]
+    if way == "pipeline":
+        flow.nn.pipeline(model, stages)
+    else:
+        for at, stage in zip((0, 2), stages, strict=True):
+            flow.nn.place(model[at], stage)
+
+
+@pytest.mark.parametrize("way", ["pipeline", "place"])
+def test_stages_that_were_placed_by_hand_find_their_tensors_on_the_card(way: str) -> None:
+    alone = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 4)).cuda()
+    model, x = copy.deepcopy(alone), made(8, 4)
+    staged(model, way)
+
+    def loss(model: torch.nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - torch.arange(4.0, device="cuda")).square().mean()
+
+    step = flow.compile(model, loss, micro_batches=2)
+    torch.manual_seed(1)
+    mine = step(x).item()
+    torch.manual_seed(1)
+    assert mine == pytest.approx(loss(alone, x).item(), rel=1e-5)

@@ -572,6 +572,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   // Torch would choose kernels for these that only a card has.
   m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&kernel>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  // These would be made of their variants for `out=`, which make that larger and smaller again.
+  for (auto name : {"mse_loss", "smooth_l1_loss", "huber_loss"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel>());
 }
 
 }  // namespace
