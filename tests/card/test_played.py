@@ -271,7 +271,8 @@ def test_stages_that_were_placed_by_hand_find_their_tensors_on_the_card(way: str
     staged(model, way)
 
     def loss(model: torch.nn.Module, x: Tensor) -> Tensor:
-        return (model(x) - torch.arange(4.0, device="cuda")).square().mean()
+        made: Tensor = (model(x) - torch.arange(4.0, device="cuda")).square().mean()
+        return made
 
     step = flow.compile(model, loss, micro_batches=2)
     torch.manual_seed(1)
