@@ -156,10 +156,7 @@ def run_rank() -> None:
 
 def _seconds(size: int, ranks: int) -> float:
     """Seconds that gathering one shard of `size` bytes from every rank takes."""
-    shard, whole = (
-        torch.zeros(size, dtype=torch.uint8, device="cpu"),
-        torch.zeros(size * ranks, dtype=torch.uint8, device="cpu"),
-    )
+    shard, whole = (torch.zeros(many, dtype=torch.uint8, device="cpu") for many in (size, size * ranks))
     times = []
     for _ in range(WARM_UP + ROUNDS):
         start = time.perf_counter()

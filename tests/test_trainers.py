@@ -97,20 +97,28 @@ def test_trainer_of_transformers(plan: str, how: dict[str, Any], fresh: Fresh, t
     alone(fresh, "accelerate", trained, PLANS[plan].format("model.layers"), how, str(tmp_path))
 
 
+def rows_of_words() -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(3, 64, (26, 8), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def tiny_llama(hub: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = hub.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_cache=False)
+    return hub.LlamaForCausalLM(config)
+
+
 def trained(plan: str, how: dict[str, Any], folder: str) -> None:
     """Six steps of both, with evaluation, and the last three once more from a checkpoint."""
     with libraries():
         hub: Any = importlib.import_module("transformers")
         example = importlib.import_module("hf_trainer")
         lora = how.pop("lora", False)
-        ids = torch.randint(3, 64, (26, 8), generator=torch.Generator().manual_seed(0))
-        rows = [{"input_ids": row, "labels": row} for row in ids]
+        rows = rows_of_words()
 
         def run(kind: Any, name: str, resume: str | None = None, **more: Any) -> Any:
-            torch.manual_seed(0)
-            sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-            config = hub.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_cache=False)
-            model = hub.LlamaForCausalLM(config)
+            model = tiny_llama(hub)
             if lora:
                 peft: Any = importlib.import_module("peft")
                 model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -146,6 +154,28 @@ def told(trainer: Any) -> list[float]:
 # Lightning
 
 
+def plain_module(lightning: Any) -> Any:
+    """What Lightning's users write, without a plan."""
+
+    class Plain(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, net: nn.Module, plan: str) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=2e-2)
+
+    return Plain
+
+
 @pytest.mark.sweep
 def test_trainer_of_lightning(fresh: Fresh, tmp_path: Path) -> None:
     alone(fresh, "pytorch_lightning", lightened, str(tmp_path))
@@ -157,21 +187,7 @@ def lightened(folder: str) -> None:
         lightning: Any = importlib.import_module("pytorch_lightning")
         example = importlib.import_module("lightning_module")
 
-        class Plain(lightning.LightningModule):  # type: ignore[misc]
-            def __init__(self, net: nn.Module, plan: str) -> None:
-                super().__init__()
-                self.net = net
-
-            def training_step(self, batch: Any, index: int) -> Any:
-                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-                self.log("loss", loss)
-                return loss
-
-            def validation_step(self, batch: Any, index: int) -> None:
-                self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.AdamW(self.parameters(), lr=2e-2)
+        Plain = plain_module(lightning)
 
         class Noted(lightning.Callback):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -216,13 +232,10 @@ def trained_again(folder: str) -> None:
     with libraries():
         hub: Any = importlib.import_module("transformers")
         example = importlib.import_module("hf_trainer")
-        ids = torch.randint(3, 64, (26, 8), generator=torch.Generator().manual_seed(0))
-        rows = [{"input_ids": row, "labels": row} for row in ids]
+        rows = rows_of_words()
 
         def run(kind: Any, name: str, **more: Any) -> list[Any]:
-            torch.manual_seed(0)
-            sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-            model = hub.LlamaForCausalLM(hub.LlamaConfig(**sizes, num_attention_heads=2, use_cache=False))
+            model = tiny_llama(hub)
             args = hub.TrainingArguments(
                 f"{folder}/{name}", max_steps=8, per_device_train_batch_size=4, logging_steps=1, save_steps=2,
                 eval_strategy="steps", eval_steps=2, use_cpu=True, learning_rate=3e-2, seed=1, disable_tqdm=True,
@@ -261,20 +274,6 @@ def fitted_again() -> None:
                 rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-2, total_steps=80)
                 return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
-        class Alone(lightning.LightningModule):  # type: ignore[misc]
-            def __init__(self, net: nn.Module, plan: str) -> None:
-                super().__init__()
-                self.net = net
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.AdamW(self.parameters(), lr=2e-2)
-
-            def training_step(self, batch: Any, index: int) -> Any:
-                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-            def validation_step(self, batch: Any, index: int) -> None:
-                self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-
         def run(kind: Any) -> list[Any]:
             module, found = type("Both", (Rated, kind), {})(example.net(), example.PLAN), list[Any]()
             loader = torch.utils.data.DataLoader(example.data(), 16)
@@ -289,7 +288,7 @@ def fitted_again() -> None:
                 found += [x.clone() for x in whole(module)]
             return found
 
-        plain, mine = run(Alone), run(example.PlanModule)
+        plain, mine = run(plain_module(lightning)), run(example.PlanModule)
     assert plain[0] < (8,)
     assert_alike(mine, plain)
 

@@ -70,12 +70,8 @@ def _of_numbers(value: Any, name: str, put: Callable[[str, Tensor], None]) -> Js
     if isinstance(value, np.generic) and value.ndim == 0 and value.dtype.kind in "biuf":
         return {"$numpy": [value.dtype.str, encoded(value.item(), name, put)]}
     if isinstance(value, bytes | bytearray):
-        put(
-            name,
-            torch.frombuffer(bytearray(value), dtype=torch.uint8)
-            if value
-            else torch.empty(0, dtype=torch.uint8, device="cpu"),
-        )
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+        put(name, torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else empty)
         return {"$bytes": name}
     try:
         whole = np.array(value, order="C", copy=True)

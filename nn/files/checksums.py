@@ -82,9 +82,8 @@ class _Memory(threading.local):
     def __init__(self) -> None:
         self.block = torch.empty(ROWS * COLUMNS, dtype=torch.float64, device="cpu")
         self.places = torch.arange(LONG, device="cpu")
-        self.ones = torch.ones(
-            max(ROWS, LONG), dtype=torch.float64, device="cpu"
-        )  # the default may have too few digits for places
+        # In double, because the default may have too few digits for places.
+        self.ones = torch.ones(max(ROWS, LONG), dtype=torch.float64, device="cpu")
         self.factors = torch.stack([self.ones[:LONG], self.places.double()])  # for sums of a row, and those by place
 
 
@@ -96,11 +95,8 @@ def _sum(rows: Tensor, starts: Tensor) -> int:
 
     Within a block sums are of less than 53 bits, which floats have exactly, and products of matrices are fast.
     """
-    room = (
-        _memory.block
-        if rows.numel() <= ROWS * COLUMNS
-        else torch.empty(rows.numel(), dtype=torch.float64, device="cpu")
-    )
+    fits = rows.numel() <= ROWS * COLUMNS
+    room = _memory.block if fits else torch.empty(rows.numel(), dtype=torch.float64, device="cpu")
     numbers = room[: rows.numel()].view(rows.shape).copy_(rows)
     return _of_sums(_memory.factors[:, : rows.shape[1]] @ numbers.t(), numbers.sum(0), starts)
 

@@ -79,10 +79,8 @@ def touch(code: ModuleCode, shapes: Shapes, call: TokenCall) -> Tensor:
         for name, rows in code.seen.stacks.items()
     ]
     shared = [torch.ones(*shapes[name][0], dtype=shapes[name][1], device="cpu") for name in code.seen.shared]
-    x, share = (
-        torch.zeros((1, call.width), dtype=call.types[0], device="cpu"),
-        torch.ones(1, dtype=call.types[1], device="cpu"),
-    )
+    x = torch.zeros((1, call.width), dtype=call.types[0], device="cpu")
+    share = torch.ones(1, dtype=call.types[1], device="cpu")
     return code(x, torch.zeros(1, dtype=torch.long, device="cpu"), share, stacks, shared)
 
 
