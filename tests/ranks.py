@@ -139,7 +139,8 @@ class Nursery:
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair()
         self.orders = Connection(os.dup(self.control.fileno()))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONFAULTHANDLER": "1"}
         code = f"from tests.ranks import nurse; nurse({theirs.fileno()})"
         # In a session of its own, so that an interrupt from the keyboard reaches pytest only.
         self.process = subprocess.Popen(

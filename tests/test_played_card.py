@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("what", [("tests/card",), ("tests/gpu", "-k", "not nccl")], ids=lambda what: what[0])
+@pytest.mark.parametrize("what", [("tests/card",), ("tests/gpu",)], ids=lambda what: what[0])
 def test_on_a_played_card(what: tuple[str, ...], seed: int) -> None:
     try:
         played = environment(seed=seed)

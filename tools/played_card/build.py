@@ -2,6 +2,8 @@
 
 library() -> Path      the shared library, built where it is not there yet (a minute); NoCompiler where none is found
 environment() -> dict  what a process is started with so that its torch finds the cards
+
+Beside it lies played_nccl, a module of Python's for what torch.distributed asks of NCCL.
 """
 
 import hashlib
@@ -51,6 +53,11 @@ def digest() -> str:
     return hashlib.sha256(b"".join(said)).hexdigest()[:16]
 
 
+def nccl(card: Path) -> Path:
+    """The module that goes with a library."""
+    return card.parent / card.stem / "played_nccl.so"
+
+
 def build(made: Path) -> None:
     headers, compiler = sysconfig.get_paths()["include"], shutil.which("g++") or shutil.which("clang++")
     if compiler is None or not Path(headers, "Python.h").is_file():
@@ -66,10 +73,24 @@ def build(made: Path) -> None:
         ran([*command, "-o", str(work / f"{unit}.o")])
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compiled, UNITS))
+        list(pool.map(compiled, (*UNITS, "nccl")))
     links = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
     ran([compiler, "-shared", *objects, *links, "-o", str(work / "card.so")])
-    os.replace(work / "card.so", made)  # whoever builds beside us has the same
+    ran(
+        [
+            compiler,
+            "-shared",
+            str(work / "nccl.o"),
+            *links,
+            "-ltorch",
+            "-ltorch_python",
+            "-o",
+            str(work / "played_nccl.so"),
+        ]
+    )
+    nccl(made).parent.mkdir(exist_ok=True)
+    os.replace(work / "played_nccl.so", nccl(made))  # whoever builds beside us has the same
+    os.replace(work / "card.so", made)
     shutil.rmtree(work)
 
 

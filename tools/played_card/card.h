@@ -8,6 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -24,6 +25,11 @@ constexpr int STREAMS = 65;  // of a device: its default one, then 32 of each pr
 
 int cards();           // how many are played: PLAYED_CARDS, 4 by default
 std::mutex& lock();    // held by whoever reads or changes what follows
+struct Held {          // has the lock, and lets others have Python meanwhile
+  Held();
+  ~Held();
+  void* python;
+};
 int& current_card();   // of this thread
 
 // What is known to come before: for every stream, by number, the last of its tasks that does.
@@ -41,11 +47,13 @@ struct Task {
   std::function<void()> run;
   int other = -1;  // a stream that has to have come as far as `upto` first
   Time upto = 0;
+  bool meets = false;  // it waits for other processes, so it runs without the lock, and not when the die says so
 };
 
 struct Queue {
   Clock knows;
   Time launched = 0, done = 0;
+  bool busy = false;  // a thread is at its first task
   std::deque<Task> tasks;
 };
 
@@ -65,10 +73,12 @@ int new_stream(int device, bool high);
 // All below are called with the lock held.
 Queue& queue(int stream);
 Clock& host();                              // what the host knows to have ended
-Time launch(int stream, std::function<void()> run);
+Time launch(int stream, std::function<void()> run, bool meets = false);
 void wait(int stream, const Event& event);  // what the stream gets from now on comes behind the event
 Event record(int stream);
-void advance(int stream, Time upto);        // run what has to be run for that
+bool advance(int stream, Time upto, bool may_wait = true);  // run what has to be run for that; whether it has
+std::condition_variable& changed();         // tasks came or ended
+void changed_somewhere();                   // wait until they did; the lock is not held meanwhile
 void synchronize(int stream);
 void synchronize_device(int device);
 void roll();                                // the die: some streams go on for a while
@@ -94,6 +104,7 @@ std::string here(const std::string& op);
 struct Counts {
   std::int64_t launched = 0, syncs = 0, waited = 0, races = 0, allocations = 0;
   std::int64_t allocated = 0, peak = 0, reserved = 0;
+  std::int64_t communicators = 0, collectives = 0;  // of NCCL, as it is played
 };
 Counts& counts();
 void count_sync(const std::string& line);  // the host waits for values; an error where a test forbids that

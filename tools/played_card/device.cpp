@@ -17,8 +17,6 @@ namespace card {
 
 namespace {
 
-using Held = std::lock_guard<std::mutex>;
-
 bool handing_out = false;  // the next generators that are asked for are torch's own of each card
 
 // As Philox: a seed, and how far it was drawn. What a draw has depends on these two alone.
@@ -84,7 +82,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(Device of) const override { return stream_of(current_stream(at(of))); }
   c10::Stream getDefaultStream(Device of) const override { return stream_of(at(of) * STREAMS); }
   c10::Stream getStreamFromGlobalPool(Device of, bool high) const override {
-    Held held(lock());
+    Held held;
     return stream_of(new_stream(at(of), high));
   }
   c10::Stream getNewStream(Device of, int priority) const override { return getStreamFromGlobalPool(of, priority < 0); }
@@ -93,42 +91,42 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return DeviceIndex(cards()); }
   bool queryStream(const c10::Stream& of) const override {
-    Held held(lock());
+    Held held;
     roll();
     return queue(number(of)).done == queue(number(of)).launched;
   }
   void synchronizeStream(const c10::Stream& of) const override {
-    Held held(lock());
+    Held held;
     counts().waited++;
     synchronize(number(of));
   }
   void synchronizeDevice(const DeviceIndex of) const override {
-    Held held(lock());
+    Held held;
     counts().waited++;
     synchronize_device(of < 0 ? current_card() : of);
   }
   void record(void** event, const c10::Stream& of, const DeviceIndex, const c10::EventFlag) const override {
-    Held held(lock());
+    Held held;
     if (!*event) *event = new Event();
     *static_cast<Event*>(*event) = card::record(number(of));
   }
   void block(void* event, const c10::Stream& of) const override {
-    Held held(lock());
+    Held held;
     if (event) wait(number(of), *static_cast<Event*>(event));
   }
   bool queryEvent(void* event) const override {
-    Held held(lock());
+    Held held;
     auto* of = static_cast<Event*>(event);
     if (!of || of->stream < 0) return true;
     roll();
     Queue& from = queue(of->stream);
-    if (from.done < of->time) advance(of->stream, from.done + 1);  // who asks long enough is answered
+    if (from.done < of->time) advance(of->stream, from.done + 1, false);  // who asks long enough is answered
     if (from.done < of->time) return false;
     host().learn(of->knows);
     return true;
   }
   void synchronizeEvent(void* event) const override {
-    Held held(lock());
+    Held held;
     auto* of = static_cast<Event*>(event);
     if (!of || of->stream < 0) return;
     counts().waited++;
@@ -141,7 +139,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return 1e3 * (static_cast<Event*>(to)->at - static_cast<Event*>(from)->at);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& of) const override {
-    Held held(lock());
+    Held held;
     record_use(data.get(), number(of));
   }
 };
@@ -177,11 +175,11 @@ struct CUDAHooks final : CUDAHooksInterface {
   Allocator* getPinnedMemoryAllocator() const override { return card::pinned_memory(); }
   Allocator* getCUDADeviceAllocator() const override { return card::device_memory(); }
   bool isPinnedPtr(const void* data) const override {
-    std::lock_guard<std::mutex> held(card::lock());
+    card::Held held;
     return card::pinned(data);
   }
   Device getDeviceFromPtr(void* data) const override {
-    std::lock_guard<std::mutex> held(card::lock());
+    card::Held held;
     return {DeviceType::CUDA, DeviceIndex(card::card_of(data))};
   }
   const Generator& getDefaultGenerator(DeviceIndex index) const override { return card::own(index); }
@@ -190,7 +188,7 @@ struct CUDAHooks final : CUDAHooksInterface {
     return make_generator<card::Draws>(index < 0 ? current_device() : index);
   }
   void deviceSynchronize(DeviceIndex of) const override {
-    std::lock_guard<std::mutex> held(card::lock());
+    card::Held held;
     card::synchronize_device(of);
   }
 };
@@ -209,7 +207,8 @@ std::int64_t card_count(const char* what) {
   std::string name(what);
   return name == "launched" ? of.launched : name == "syncs" ? of.syncs : name == "waited" ? of.waited
        : name == "races" ? of.races : name == "allocations" ? of.allocations : name == "allocated" ? of.allocated
-       : name == "peak" ? of.peak : name == "reserved" ? of.reserved : -1;
+       : name == "peak" ? of.peak : name == "reserved" ? of.reserved
+       : name == "communicators" ? of.communicators : name == "collectives" ? of.collectives : -1;
 }
 void card_reset_peak() { card::counts().peak = card::counts().allocated; }
 void card_forbid_syncs(int how);

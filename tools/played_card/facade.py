@@ -1,17 +1,24 @@
 """`torch.cuda` over a played card: what a build of torch without CUDA lacks of it, in terms of torch's own classes.
 
 install()                          once, after the card was loaded and before anybody uses torch.cuda
-count("syncs") -> int              how often the host waited for values; also launched, waited, races, allocations
+count("syncs") -> int              how often the host waited for values; also launched, waited, races, allocations,
+                                   and communicators of NCCL
 """
 
 import contextlib
 import ctypes
 import os
+import socket
+import sys
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from .build import nccl
 
 __all__ = ["count", "install"]
 
@@ -151,6 +158,32 @@ def cloned(storage: Any) -> Any:
 plain_clone: Any = torch.UntypedStorage.clone
 
 
+def connected(store: Any, key: str, rank: int, size: int, device: int, timeout: Any) -> Any:
+    """The way between the ranks of a communicator, which are told apart by card and host as NCCL does."""
+    from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+    way = PrefixStore(f"played/{key}", store)
+    here = f"{os.environ.get('NCCL_HOSTID', socket.gethostname())}, cuda:{device}"
+    way.set(f"card/{rank}", here)
+    for other in range(size):
+        if other != rank and way.get(f"card/{other}").decode() == here:
+            raise RuntimeError(f"Duplicate GPU detected: rank {rank} and rank {other} both on {here} (played NCCL)")
+    return ProcessGroupGloo(way, rank, size, timedelta(days=30))
+
+
+def install_nccl() -> None:
+    """NCCL as torch.distributed looks for it, where this torch has distributed at all."""
+    library = Path(os.environ["PLAYED_CARD"])
+    sys.path.append(str(nccl(library).parent))
+    c10d: Any = torch._C._distributed_c10d
+    from played_nccl import ProcessGroupNCCL, connect_by  # type: ignore[import-not-found]
+
+    connect_by(connected)
+    c10d.ProcessGroupNCCL = ProcessGroupNCCL
+    named: Any = torch.distributed.distributed_c10d
+    named.ProcessGroupNCCL, named._NCCL_AVAILABLE = ProcessGroupNCCL, True
+
+
 def install() -> None:
     cuda: Any = torch.cuda
     storage: Any = torch.UntypedStorage
@@ -199,3 +232,5 @@ def install() -> None:
     cuda.streams.Stream, cuda.streams.Event = Stream, Event
     cuda.random.default_generators = cuda.default_generators
     cuda.memory.memory_allocated = given["memory_allocated"]
+    if torch.distributed.is_available():
+        install_nccl()

@@ -47,19 +47,6 @@ struct Plain {
   }
 };
 
-// A thread that waits for the card lets others have Python.
-struct Released {
-  PyThreadState* state = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-  ~Released() {
-    if (state) PyEval_RestoreThread(state);
-  }
-};
-
-struct Held {
-  Released released;
-  std::lock_guard<std::mutex> guard{lock()};
-};
-
 // A tensor as the kernels of the host see it: where its bytes are, and how they lie.
 struct Seen {
   void* data;
@@ -459,7 +446,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   bool across = to_card != from_card;
   bool is_pinned = false;
   if (across) {
-    std::lock_guard<std::mutex> held(lock());
+    Held held;
     is_pinned = pinned(host.storage().data());
   }
   Plain plain;
@@ -485,7 +472,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
 }
 
 void record_stream(Tensor& self, c10::Stream stream) {
-  std::lock_guard<std::mutex> held(lock());
+  Held held;
   record_use(self.storage().data(), number(stream));
 }
 
@@ -577,6 +564,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 }  // namespace
+
+Held::Held() : python(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) { lock().lock(); }
+
+Held::~Held() {
+  lock().unlock();
+  if (python) PyEval_RestoreThread(static_cast<PyThreadState*>(python));
+}
 
 // Kernels are launched without Python's lock, which is taken for a moment where ours is not held.
 std::string here(const std::string& op) {

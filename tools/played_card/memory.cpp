@@ -150,7 +150,7 @@ void give(void* data) {
   std::string race;
   int stream;
   {
-    std::lock_guard<std::mutex> held(lock());
+    Held held;
     Block block = std::move(blocks()[start]);
     blocks().erase(start);
     stream = block.stream;
@@ -159,7 +159,7 @@ void give(void* data) {
   }
   if (race.empty()) return;
   std::string line = here("memory of " + said(stream) + " is freed");
-  std::lock_guard<std::mutex> held(lock());
+  Held held;
   found().push_back("played card: " + line + race);
 }
 
@@ -167,7 +167,7 @@ struct Memory final : c10::Allocator {
   bool of_cards;
   explicit Memory(bool of_cards) : of_cards(of_cards) {}
   c10::DataPtr allocate(std::size_t bytes) override {
-    std::lock_guard<std::mutex> held(lock());
+    Held held;
     int card = of_cards ? current_card() : -1;
     void* data = bytes ? take(std::int64_t(bytes), card, of_cards ? current_stream(card) : -1) : nullptr;
     c10::Device device = of_cards ? c10::Device(c10::DeviceType::CUDA, c10::DeviceIndex(card)) : c10::DeviceType::CPU;

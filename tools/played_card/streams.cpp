@@ -87,12 +87,24 @@ Clock& host() {
   return *of;
 }
 
-Time launch(int stream, std::function<void()> run) {
+Time launch(int stream, std::function<void()> run, bool meets) {
   Queue& of = queue(stream);
   of.knows.learn(host());
   of.knows.learn(stream, ++of.launched);
-  of.tasks.push_back({std::move(run)});
+  of.tasks.push_back({std::move(run), -1, 0, meets});
+  if (meets) changed().notify_all();
   return of.launched;
+}
+
+std::condition_variable& changed() {
+  static auto* of = new std::condition_variable();
+  return *of;
+}
+
+void changed_somewhere() {
+  std::unique_lock<std::mutex> own(lock(), std::adopt_lock);
+  changed().wait(own);
+  own.release();
 }
 
 void wait(int stream, const Event& event) {
@@ -110,15 +122,33 @@ Event record(int stream) {
   return {stream, of.launched, of.knows, at.count()};
 }
 
-void advance(int stream, Time upto) {
+bool advance(int stream, Time upto, bool may_wait) {
   Queue& of = queue(stream);
   while (of.done < upto) {
+    if (of.busy) {  // another thread is at its first task
+      if (!may_wait) return false;
+      changed_somewhere();
+      continue;
+    }
+    of.busy = true;
     Task task = std::move(of.tasks.front());
+    bool ran = task.other < 0 || advance(task.other, task.upto, may_wait);
+    if (ran && task.meets && !may_wait) ran = false;
+    if (ran && task.run) {
+      if (task.meets) lock().unlock();
+      task.run();
+      if (task.meets) lock().lock();
+    }
+    of.busy = false;
+    changed().notify_all();  // who hears of it waits for the lock
+    if (!ran) {
+      of.tasks.front() = std::move(task);
+      return false;
+    }
     of.tasks.pop_front();
-    if (task.other >= 0) advance(task.other, task.upto);
-    if (task.run) task.run();
     of.done++;
   }
+  return true;
 }
 
 void synchronize(int stream) {
@@ -145,7 +175,7 @@ void roll() {
   for (int tries = int(die()() % 3); tries > 0; tries--) {
     int stream = int(die()() % queues().size());
     Queue& of = queue(stream);
-    if (of.done < of.launched) advance(stream, of.done + 1 + die()() % (of.launched - of.done));
+    if (of.done < of.launched) advance(stream, of.done + 1 + die()() % (of.launched - of.done), false);
   }
 }
 
