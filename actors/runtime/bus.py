@@ -71,7 +71,7 @@ class Bus:
         self.line = GlooLine(self.group, ranks)
         self.broken: str | None = None
         self.hang_up: list[Callable[[], None]] = [self._hang_up]  # what ends the waits of this process
-        self._agreed = 0
+        self.agreed = 0  # on so many networks, on all ranks alike
         self._watched: Progress | None = None
         self._interrupts = Interrupts()
         self._hands = threading.RLock()  # held by who ends a step
@@ -81,8 +81,8 @@ class Bus:
 
     def agree(self, network: Network) -> None:
         """Raise on every rank if not all have the same network, naming the first line that differs."""
-        self._agreed += 1
-        turn = f"agree/{self._agreed}"
+        self.agreed += 1
+        turn = f"agree/{self.agreed}"
         mine = network.text
         try:
             self.store.set(f"{turn}/text/{self.rank}", mine)

@@ -69,18 +69,31 @@ class OnStream:
 
 
 class CardLine:
-    """The communicator of one register, on a stream of its own, so that no register waits behind another."""
+    """The messages of one register over a backend of cards, on a stream of their own: no register waits for another."""
 
-    def __init__(self, bus: Bus, number: int, ranks: Iterable[int], device: torch.device) -> None:
+    def __init__(self, bus: Bus, number: int, device: torch.device) -> None:
         from torch._C._distributed_c10d import PrefixStore
 
-        members = sorted(ranks)
-        self.place = {rank: at for at, rank in enumerate(members)}
-        self.stream = side_stream(device, f"register {number}")
-        store = PrefixStore(f"card/{number}/{'-'.join(map(str, members))}", bus.store)
-        # Whoever watches over the step ends waits.
-        self.group: Any = family(device.type).communicator(store, self.place[bus.rank], len(members), FOREVER)
+        self.place = {rank: at for at, rank in enumerate(bus.ranks)}
+        self.device, self.stream = device, side_stream(device, f"register {number}")
+        # Of all ranks, though few of them meet: that all name alike, and each network otherwise, since what ranks left
+        # in the store for an earlier one is still there. Whoever watches over the step ends waits.
+        store = PrefixStore(f"card/{bus.agreed}/{number}", bus.store)
+        self.group: Any = family(device.type).communicator(store, self.place[bus.rank], len(bus.ranks), FOREVER)
         bus.hang_up.append(self.group.abort)
+
+    def meet(self, peers: Iterable[int]) -> None:
+        """Make the communicators with these peers, all of whom do the same.
+
+        Two ranks make theirs at their first message, and wait for each other in it. In a step one might wait in that of
+        a register and the other in that of another, for ever; so they are made before, in the order of registers and
+        of ranks, which is the same everywhere.
+        """
+        with on_stream(self.stream):
+            hello = torch.zeros(1, dtype=torch.uint8, device=self.device)
+            for peer in sorted(peers):
+                first = self.place[peer] > self.group.rank()
+                (self.send if first else self.receive)(peer, 0, hello).wait()
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> "OnWire":
         return OnWire(peer, self._asked(self.group.send, peer, tag, tensor), tensor.nbytes)
@@ -90,7 +103,8 @@ class CardLine:
 
     def _asked(self, way: Callable[..., Any], peer: int, tag: int, tensor: Tensor) -> Any:
         try:
-            return way([tensor], self.place[peer], tag)
+            # As bytes, since backends lack some dtypes.
+            return way([tensor.reshape(-1).view(torch.uint8)], self.place[peer], tag)
         except RuntimeError as error:
             raise Broken(peer, str(error)) from error
 

@@ -72,7 +72,9 @@ class Link(Protocol):
 
 
 class Carrier(Protocol):
-    """A carrier of messages to other ranks and from them."""
+    """A carrier of messages to other ranks and from them, which lie on its device."""
+
+    device: torch.device
 
     def send(self, peer: int, tag: int, tensor: Tensor) -> UnderWay: ...
 
@@ -81,6 +83,8 @@ class Carrier(Protocol):
 
 class GlooLine:
     """The connections among some ranks, apart from those that others use: a ProcessGroupGloo, called directly."""
+
+    device = torch.device("cpu")
 
     def __init__(self, group: Any, ranks: Sequence[int]) -> None:
         self.group = group

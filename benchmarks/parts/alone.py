@@ -52,7 +52,7 @@ class Alone:
 
     def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posting]) -> Arrived:
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
-        turn = Turn(0, 0, 0, job.program.group, b"", False)
+        turn = Turn(0, 0, 0, job.program.group, b"")
         works, result = post(self.sent, Exchange(job.rank, job.program, buffer, reduction, turn))
         for work in works:
             work.wait()

@@ -87,7 +87,7 @@ class Dist:
         fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
         text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
-        turn = Turn(key, number, fingerprint, group, text, not job.buffer.is_cpu)
+        turn = Turn(key, number, fingerprint, group, text)
         if other is not None:
             raise self.watch.mismatch(turn, other)
         buffer = job.buffer.reshape(-1) if job.program.flat else job.buffer
@@ -101,7 +101,9 @@ class Dist:
         if not works:
             return Arrived([result()])
         # NCCL: without a limit the current stream waits and not the host; its own watchdog keeps the time.
-        limit = None if not exchange.buffer.is_cpu else timedelta(seconds=self.here.timeout)
+        limit = timedelta(seconds=self.here.timeout) if exchange.buffer.is_cpu else None
+        if limit is None:
+            self.watch.on_cards[exchange.turn.key] = exchange.turn, works
         return Wire(self.watch, exchange.turn, works, result, limit)
 
 
@@ -116,14 +118,12 @@ class Wire(NamedTuple):
 
     def wait(self) -> list[Tensor]:
         """The rank's result; an exchange that breaks is told in terms of who wanted what."""
-        self.watch.turn = self.turn
+        if self.limit is not None:
+            self.watch.turn = self.turn
         try:
             with waits:
                 for work in self.works:
-                    if self.limit is None:
-                        work.wait()
-                    else:
-                        work.wait(self.limit)
+                    work.wait() if self.limit is None else work.wait(self.limit)
         except RuntimeError as error:
             raise self.watch.failure(self.turn, error) from error
         finally:

@@ -82,7 +82,6 @@ class Turn(NamedTuple):
     fingerprint: int
     group: tuple[int, ...]
     text: bytes  # the plan, and below it the user's line
-    card: bool  # whether the tensors sent lie on one
 
     @property
     def words(self) -> tuple[str, str]:

@@ -4,13 +4,20 @@ While this rank waits on the wire, a thread looks at the ledger ten times a seco
 another plan will not come, nor will one that gave up. The thread then closes the connections of this rank, which ends
 the wait with an error, and the error is told in terms of who wanted what. A peer that died is noticed by its
 connection, one that is stuck by the time limit.
+
+On cards nobody waits on the host, and a wait that is cut short gives numbers that nobody computed. So there the thread
+looks at what was given to the cards last, and has what it finds told before the process is ended, as by torch's own
+watchdog of NCCL.
 """
 
+import os
+import signal
+import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +35,7 @@ PERIOD = 0.1
 NO_ANSWER = "no answer within"
 LATE = 1.0  # seconds in which another may tell why it did not answer
 LAST_TAG = 0x7FFFFFFF
+GRACE = 5.0  # seconds for a process to notice by itself that its cards wait for nobody
 
 
 class Watch:
@@ -37,6 +45,7 @@ class Watch:
         self.ledger, self.pg, self.here = ledger, pg, here
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
+        self.on_cards: dict[int, tuple[Turn, list[Any]]] = {}  # the latest exchange of each group of ranks
         self._missed: set[tuple[Turn, int]] = set()  # ranks that were gone at one look, for which turn
         self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
         self._over = threading.Event()
@@ -169,6 +178,7 @@ class Watch:
         while not self._over.wait(PERIOD):
             turn = self.turn
             if turn is None:
+                self._look_at_cards()
                 continue
             others = [r for r in turn.group if r != self.here.rank]
             # One that gave up may have sent before what this rank needs, which then arrives until the next look.
@@ -178,14 +188,39 @@ class Watch:
             if (lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
                 with self._hanging_up:
                     self._gave_up = gave_up
-                    self._hang_up(others, turn.card)
+                    self._hang_up(others)
 
-    def _hang_up(self, peers: list[int], card: bool) -> None:
-        """End the other thread's wait. Gloo closes a connection on which any wait runs out of time; NCCL can abort."""
-        if card:
-            with suppress(RuntimeError):
-                self.pg.abort()
-            return
+    def _look_at_cards(self) -> None:
+        """Tell of an exchange on cards that will not end, and end the process where that hears nothing else."""
+        for turn, works in list(self.on_cards.values()):
+            lost = self._lost(turn, works)
+            if lost is None or self.broken is not None or self._over.wait(PERIOD) or self._lost(turn, works) is None:
+                continue
+            others = tuple(r for r in turn.group if r != self.here.rank)
+            text = self._tell(turn, lost, others)
+            self.broken = lost
+            self.ledger.fail(text)
+            print(f"rank {self.here.rank}: {text}", file=sys.stderr, flush=True)
+            if not self._over.wait(GRACE) and not all(work.is_completed() for work in works):
+                print(f"rank {self.here.rank} is ended: its cards wait for what will not come", file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGABRT)
+
+    def _lost(self, turn: Turn, works: list[Any]) -> str | None:
+        """Why what was given to the cards will not come; None while it can, or when it has."""
+        for rank in (r for r in turn.group if r != self.here.rank):
+            fault = self.ledger.fault(rank)
+            cause = (
+                root_cause(rank, fault) if fault
+                else f"rank {rank} died" if not self.ledger.alive(rank)
+                else self._disagreement(turn, rank) if self._differs(turn, rank)
+                else None
+            )  # fmt: skip
+            if cause is not None and not all(work.is_completed() for work in works):
+                return cause
+        return None
+
+    def _hang_up(self, peers: list[int]) -> None:
+        """End the other thread's wait: Gloo closes a connection on which any wait runs out of time."""
         for peer in peers:
             with suppress(RuntimeError):
                 self.pg.recv([torch.empty(1, device="cpu")], peer, LAST_TAG).wait(timedelta(milliseconds=1))

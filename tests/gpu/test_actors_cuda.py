@@ -66,7 +66,7 @@ def over_nccl() -> list[float]:
     line = bus((0, 1))
     part = cut(simulate(relay(6)), {"first": 0, "second": 1}, line.rank)
     (edge,) = part.edges
-    way = CardLine(line, edge.number, (0, 1), card())
+    way = CardLine(line, edge.number, card())
     sends = ((1, lambda value: value),) if edge.sends else ()
     receives = () if edge.sends else ((0, lambda: torch.empty(SIZE, device="cuda")),)
     link: Link = CardLink(TensorLink(way, edge.number, sends, receives), way)

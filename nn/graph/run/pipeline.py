@@ -5,6 +5,7 @@ The gradients of weights are added up over the micro-batches where they are made
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class Pipelined:
         joint.agree(proved.opening.agreed if proved.opening else proved.network)
         part = cut(proved.proof, where, rank)
         labels = labels_of(proved.proof)
-        for edge in part.edges:
+        for edge in sorted(part.edges, key=attrgetter("number")):
             links[edge.actor] = self.link(joint, edge, labels[edge.register], rank)
         work = {a.name: self.on_card(self.work(a), rank) for a in part.network.actors if a.name not in links}
         return Runtime(
@@ -117,9 +118,9 @@ class Pipelined:
             return BundleLink(joint.line, edge.number, bundles, proved.kinds, labels, edge.peers, rank)
         from ....actors.runtime.card import CardLine, CardLink
 
-        ours = next(ranks for ranks in proved.places.values() if rank in ranks)
-        line = CardLine(joint, edge.number, (*ours, *edge.peers), device(proved.everywhere, rank))
+        line = CardLine(joint, edge.number, device(proved.everywhere, rank))
         made = BundleLink(line, edge.number, bundles, proved.kinds, labels, edge.peers, rank)
+        line.meet(made.partners)
         return CardLink(made, line, edge.peers[0])
 
     def on_card(self, work: Work, rank: int) -> Work:

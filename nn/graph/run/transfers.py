@@ -127,10 +127,17 @@ class BundleLink:
         self.out = {kind: [each for each in made if each.sends] for kind, made in messages.items()}
         self.come = {kind: [each for each in made if each.comes] for kind, made in messages.items()}
 
+    @property
+    def partners(self) -> set[int]:
+        """The peers with whom any micro-batch exchanges messages."""
+        if not all(self.ways.values()):
+            return {*self.peers}  # all hear that there is nothing
+        return {each.peer for made in (self.out, self.come) for messages in made.values() for each in messages}
+
     def send(self, label: int, value: Any) -> Sequence[UnderWay]:
         kind, tag, line = self.kinds[label], tag_of(self.number, label), self.line
         if not self.ways[kind]:
-            return [line.send(peer, tag, torch.zeros(1, device="cpu")) for peer in self.peers]
+            return [line.send(peer, tag, torch.zeros(1, device=line.device)) for peer in self.peers]
         for way in self.ways[kind]:
             note("hop", way.plan)
         return [line.send(message.peer, tag, message.packed(value)) for message in self.out[kind]]
@@ -140,7 +147,7 @@ class BundleLink:
         kind, tag, line = self.kinds[k], tag_of(self.number, k), self.line
         ways, messages = self.ways[kind], self.come[kind]
         if not ways:
-            return [line.receive(peer, tag, torch.zeros(1, device="cpu")) for peer in self.peers], tuple
+            return [line.receive(peer, tag, torch.zeros(1, device=line.device)) for peer in self.peers], tuple
         for way in ways:
             note("hop", way.plan)
         buffers = [message.empty() for message in messages]

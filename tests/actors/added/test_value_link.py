@@ -27,6 +27,8 @@ class Over:
 class Box:
     """A line within a process: what was sent lies by its tag, until it is asked for."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.sent: dict[tuple[int, int], deque[Tensor]] = {}
 

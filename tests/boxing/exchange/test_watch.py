@@ -15,6 +15,10 @@ from torch import Tensor
 
 import sbpflow as flow
 from sbpflow.boxing import box, box_async, layout_of
+from sbpflow.boxing.exchange import watch
+from sbpflow.boxing.exchange.dist import Dist
+from sbpflow.boxing.exchange.execute import transport
+from sbpflow.boxing.exchange.transport import Turn
 from sbpflow.placement import PlacementError, SbpflowError, ShapeError, placement
 from sbpflow.placement.world import world
 from sbpflow.sbp import B, Layout, P, S, layout
@@ -294,6 +298,44 @@ def lose_midway(delay: float, limit: float) -> Told:
 def test_a_rank_that_dies_with_data_on_the_wire(fresh: Fresh, delay: float) -> None:
     ended = survivors(fresh(2, lose_midway, delay, LIMIT), lost=[1])
     assert_told(ended[0][0], "rank 1 died")
+
+
+class Kernel:
+    """An exchange that was given to a card."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+def lose_on_cards(done: bool) -> bool:
+    """Rank 1 dies when rank 0's card has a move with it, which ends on the card or does not."""
+    rank = meet()
+    told(LIMIT, lambda: make([move(2, "P", "B")], rank))
+    if rank == 1:
+        die("kill")
+    wire = transport()
+    assert isinstance(wire, Dist)
+    watch.GRACE = 0.3
+    turn = Turn(1, 1, 1, (0, 1), b"a move\nline 7")
+    wire.watch.on_cards[turn.key] = turn, [Kernel(done)]
+    time.sleep(1.5)
+    return wire.watch.broken is None
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_rank_that_dies_while_cards_wait_for_it(fresh: Fresh, done: bool) -> None:
+    """No wait of the host ends with numbers that nobody computed: the process is ended, and says why."""
+    end = fresh(2, lose_on_cards, done)[0]
+    if done:
+        assert end.answer is not None
+        assert end.answer.value is True, end
+        return
+    assert end.code == -signal.SIGABRT
+    assert "rank 1 died\n  in a move\n  at line 7" in end.stderr
+    assert "rank 0 is ended: its cards wait for what will not come" in end.stderr
 
 
 def part(limit: float) -> Told:
