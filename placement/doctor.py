@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from .cluster import default_cluster
 from .device import FAMILIES, card_here
+from .launcher import starter, torchruns_words
 
 __all__ = ["Finding", "findings", "report"]
 
@@ -104,7 +105,11 @@ def _pictures() -> Finding:
 
 def _launcher(environment: Mapping[str, str]) -> Iterator[Finding]:
     """The launcher's word to this process, such as torchrun's, and whether its meeting point answers."""
+    environment = {**environment, **torchruns_words(environment)}
     told = {name: environment[name] for name in LAUNCHER if name in environment}
+    if not told and (name := starter(environment)):
+        yield Finding("launcher", False, f"{name}, and no MASTER_ADDR", "set it to the host of rank 0, where all meet")
+        return
     if not told:
         yield Finding("launcher", True, "none: this one process owns every rank")
         return

@@ -19,8 +19,7 @@ from typing import NoReturn, TypeAlias
 from weakref import WeakValueDictionary
 
 from .errors import PlacementError
-from .notebook import grid_table
-from .ranks import Array, Nested, check_names, check_type, read_ranks
+from .ranks import Array, Nested, check_names, check_type, grid_table, read_ranks
 
 __all__ = ["Placement", "placement"]
 

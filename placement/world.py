@@ -1,6 +1,7 @@
 """The world: which ranks this process owns, and how it reaches the others.
 
 Under torchrun (RANK and WORLD_SIZE in the environment, or torch.distributed already set up) a process owns one rank.
+So it does under srun and mpirun, whose own words are read where MASTER_ADDR says at which host all meet.
 Without a launcher one process owns every rank there is, and nothing is ever sent over a wire.
 """
 
@@ -18,6 +19,7 @@ import torch
 from .device import card_here, family
 from .errors import PlacementError, TransportError, user_line
 from .grid import Placement
+from .launcher import interface, one_host, torchruns_words, warn_of_many_worlds
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -78,6 +80,7 @@ def world() -> World:
 def _join(timeout: float) -> World:
     global _ours, _joined
     if not _launched():
+        warn_of_many_worlds()
         return World(None, None, timeout, None)
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
@@ -86,6 +89,7 @@ def _join(timeout: float) -> World:
     if dist.is_initialized():
         _name_start(_get_default_store(), dist.get_rank(), dist.get_world_size(), timeout)
     else:
+        os.environ.update(torchruns_words(os.environ))
         try:
             _meet(timeout)
         except RuntimeError as error:
@@ -113,6 +117,9 @@ def _meet(timeout: float) -> None:
     # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
     if _base is None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    if not one_host(os.environ) and (found := interface(os.environ["MASTER_ADDR"])):
+        # Gloo would take the interface of this host's name, which often is loopback, where no other host answers.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     meeting, rank, size = _base
     _name_start(meeting, rank, size, timeout)
     meeting.set(_came(rank), "")
@@ -175,10 +182,12 @@ def _absent() -> str:
 
 
 def _launched() -> bool:
-    """Whether there are other processes: torchrun says so in the environment, or torch.distributed is set up."""
+    """Whether there are other processes: a launcher says so in the environment, or torch.distributed is set up."""
     import torch.distributed as dist
 
-    return dist.is_available() and (dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys())
+    if not dist.is_available():
+        return False
+    return dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= {*os.environ, *torchruns_words(os.environ)}
 
 
 def at_close(action: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ import torch
 from ..placement import Placement
 from ..placement.errors import SbpError, ShapeError
 from ..placement.grid import placement as make_placement
-from ..placement.notebook import grid_table
+from ..placement.ranks import grid_table
 from .signature import B, P, Partial, S, Sbp, Split
 from .state import Lie, Runs, Spans, State, state_of
 from .text import SbpLike, signature

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from ...placement import Placement
 from ...placement.errors import MissingError
 from ...placement.links import Price
-from ...placement.notebook import COLOURS
+from ...placement.ranks import COLOURS
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
 from ..figures import duration, volume

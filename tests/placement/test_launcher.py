@@ -1,0 +1,94 @@
+"""Launchers other than torchrun: their words are read, and processes that know nothing of each other are told."""
+
+import os
+import socket
+import warnings
+
+import pytest
+import torch
+
+import sbpflow as flow
+from sbpflow import B, S
+from sbpflow.placement import PlacementError
+from sbpflow.placement.doctor import findings
+from sbpflow.placement.launcher import interface, one_host, torchruns_words
+from tests.ranks import Fresh
+
+# Two processes as each launcher starts them; those of Open MPI 5.0 and MPICH 5.0 as they were seen, of SLURM as its
+# manual says.
+STARTED = {
+    "srun": lambda rank: {
+        "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"
+    },
+    "mpirun (Open MPI)": lambda rank: {
+        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "PMIX_RANK": str(rank),
+    },
+    "mpirun (MPICH, Intel MPI)": lambda rank: {
+        "PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+def test_the_words_of_a_launcher_are_read_where_it_is_said_at_which_host_all_meet(launcher: str) -> None:
+    said = STARTED[launcher](1)
+    assert torchruns_words(said) == {}
+    read = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
+    assert torchruns_words(said | {"MASTER_ADDR": "node1"}) == read
+    mine = {"MASTER_ADDR": "node1", "MASTER_PORT": "4000", "LOCAL_RANK": "3"}
+    assert torchruns_words(said | mine) == {"RANK": "1", "WORLD_SIZE": "2"}
+    assert torchruns_words(said | {"MASTER_ADDR": "node1", "RANK": "0", "WORLD_SIZE": "8"}) == {}  # under torchrun too
+
+
+def test_a_batch_script_of_slurm_and_a_step_of_one_process_are_alone() -> None:
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "MASTER_ADDR": "node1"}
+    assert torchruns_words(batch) == torchruns_words(batch | {"SLURM_STEP_NUM_TASKS": "1"}) == {}
+
+
+def test_a_size_that_is_not_the_launchers_is_refused() -> None:
+    said = STARTED["srun"](0) | {"MASTER_ADDR": "node1", "WORLD_SIZE": "3"}
+    with pytest.raises(PlacementError, match=r"WORLD_SIZE=3 is set, but srun started 2 processes\n  leave WORLD_SIZE"):
+        torchruns_words(said)
+
+
+def test_the_doctor_tells_what_a_launcher_lacks() -> None:
+    alone, told = (
+        next(line for line in findings(said) if line.thing == "launcher")
+        for said in (STARTED["srun"](0), STARTED["srun"](0) | {"MASTER_ADDR": "127.0.0.1"})
+    )
+    assert str(alone).endswith("srun, and no MASTER_ADDR: set it to the host of rank 0, where all meet")
+    assert told.ok
+    assert told.found == "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+
+
+def started_by(launcher: str, meet: bool) -> tuple[object, ...]:
+    """A move of a process that another launcher has started."""
+    os.environ.update(STARTED[launcher](int(os.environ.pop("RANK"))))
+    for name in ("WORLD_SIZE", "LOCAL_RANK", *(() if meet else ("MASTER_ADDR",))):
+        os.environ.pop(name, None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        rank = flow.init(timeout=60).rank
+    p = flow.placement("cpu", range(2))
+    whole = flow.tensor(torch.arange(4.0), placement=p, sbp=S(0)).to_global(sbp=B)
+    return rank, whole.numpy().tolist(), [str(each.message).partition(",")[0] for each in told]
+
+
+@pytest.mark.parametrize("launcher", STARTED)
+def test_processes_of_a_launcher_are_one_world(fresh: Fresh, launcher: str) -> None:
+    found = [end.answer and end.answer.value for end in fresh(2, started_by, launcher, True)]
+    assert found == [(rank, [0.0, 1.0, 2.0, 3.0], []) for rank in range(2)]
+
+
+def test_processes_that_do_not_know_where_to_meet_are_told_once(fresh: Fresh) -> None:
+    found = [end.answer and end.answer.value for end in fresh(2, started_by, "srun", False)]
+    assert found == [(None, [0.0, 1.0, 2.0, 3.0], told) for told in (["srun started 2 processes"], [])]
+
+
+def test_the_interface_is_the_one_towards_the_host_where_all_meet() -> None:
+    names = [name for _, name in socket.if_nameindex()]
+    assert interface("127.0.0.1") in {"", *names} - {"lo"}  # others do not reach loopback
+    assert interface("no-such-host.invalid") in {"", *names} - {"lo"}
+    assert [one_host(said) for said in ({}, {"MASTER_ADDR": "127.0.1.1"}, {"MASTER_ADDR": "10.0.0.1"})] == [1, 1, 0]
+    assert one_host({"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
