@@ -13,7 +13,15 @@ from pathlib import Path
 
 from .errors import PlacementError
 
-__all__ = ["interface", "one_host", "starter", "torchruns_words", "warn_of_many_worlds"]
+__all__ = [
+    "address_towards",
+    "interface_of",
+    "is_loopback",
+    "one_host",
+    "starter",
+    "torchruns_words",
+    "warn_of_many_worlds",
+]
 
 # By launcher the words for what torchrun calls RANK, WORLD_SIZE and LOCAL_RANK. The size of a SLURM job, SLURM_NTASKS,
 # is there in its batch script too, which is one process; that of a step is in what srun has started.
@@ -23,7 +31,6 @@ LAUNCHERS = {
     "mpirun (MPICH, Intel MPI)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 }
 PORT = "29500"  # where nobody said one; torchrun's
-ELSEWHERE = "203.0.113.1"  # an address for documents, which only the default route leads to
 SIOCGIFADDR = 0x8915
 
 
@@ -71,28 +78,23 @@ def warn_of_many_worlds() -> None:
 
 
 def one_host(environment: Mapping[str, str]) -> bool:
-    """Whether all processes are on this host, as the launcher says or as they meet at an address that only it has."""
-    if "WORLD_SIZE" in environment and environment["WORLD_SIZE"] == environment.get("LOCAL_WORLD_SIZE"):
-        return True
-    return environment.get("MASTER_ADDR", "") in ("", "localhost", "::1") or environment["MASTER_ADDR"].startswith(
-        "127."
-    )
+    """Whether all processes are on this host: the launcher says so, or they meet at an address that only it has."""
+    if {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= environment.keys():
+        return environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"]
+    return is_loopback(environment.get("MASTER_ADDR", ""))
 
 
-def interface(meet: str) -> str:
-    """The network interface by which this host reaches the one where all meet; "" where that cannot be told.
+def is_loopback(address: str) -> bool:
+    """Whether an address leads nowhere but to this host.
 
-    The host of rank 0 may know itself by a name of loopback (Debian: 127.0.1.1), so it takes that of its default route.
+    >>> [is_loopback(each) for each in ("127.0.1.1", "localhost", "", "10.0.0.1")]
+    [True, True, True, False]
     """
-    for address in (meet, ELSEWHERE):
-        mine = _address_towards(address)
-        if mine and not (mine == "::1" or mine.startswith("127.")):
-            return _interface_of(mine)
-    return ""
+    return address in ("", "localhost", "::1") or address.startswith("127.")
 
 
-def _address_towards(address: str) -> str:
-    """The address of this host in packets to another; none is sent to find out."""
+def address_towards(address: str) -> str:
+    """The address of this host in packets to another, "" if none go there; no packet is sent to find out."""
     with suppress(OSError):
         family, kind, protocol, _, where = socket.getaddrinfo(address, int(PORT), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -101,7 +103,7 @@ def _address_towards(address: str) -> str:
     return ""
 
 
-def _interface_of(address: str) -> str:
+def interface_of(address: str) -> str:
     """The interface that has this address, as Linux tells; "" elsewhere."""
     with suppress(OSError, ImportError):
         if ":" in address:

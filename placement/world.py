@@ -19,7 +19,7 @@ import torch
 from .device import card_here, family
 from .errors import PlacementError, TransportError, user_line
 from .grid import Placement
-from .launcher import interface, one_host, torchruns_words, warn_of_many_worlds
+from .launcher import address_towards, interface_of, is_loopback, one_host, torchruns_words, warn_of_many_worlds
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -117,14 +117,31 @@ def _meet(timeout: float) -> None:
     # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
     if _base is None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    if not one_host(os.environ) and (found := interface(os.environ["MASTER_ADDR"])):
-        # Gloo would take the interface of this host's name, which often is loopback, where no other host answers.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     meeting, rank, size = _base
     _name_start(meeting, rank, size, timeout)
     meeting.set(_came(rank), "")
+    if not one_host(os.environ):
+        _choose_interface(meeting, rank, size)
     named = PrefixStore(f"join/{_start}{_joined}", meeting)
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), store=named, rank=rank, world_size=size)
+
+
+def _choose_interface(meeting: "Store", rank: int, size: int) -> None:
+    """Have Gloo take the interface by which the hosts of a run reach each other.
+
+    By itself it takes that of this host's name, which often is loopback (Debian: 127.0.1.1), where no other answers.
+    The host where all meet may reach itself by loopback too; it looks which way an address of another one lies.
+    """
+    mine, key = address_towards(os.environ["MASTER_ADDR"]), f"join/{_start}{_joined}/address"
+    meeting.set(f"{key}/{rank}", "" if is_loopback(mine) else mine)
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    others = iter(range(size))
+    while is_loopback(mine) and (other := next(others, None)) is not None:
+        there = meeting.get(f"{key}/{other}").decode()
+        mine = address_towards(there) if there else mine
+    if not is_loopback(mine) and (found := interface_of(mine)):
+        os.environ["GLOO_SOCKET_IFNAME"] = found
 
 
 def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:

@@ -26,7 +26,11 @@ __all__ = ["Host", "Network", "lacking"]
 RATE = 200.0  # Mbit/s
 PORT = 29511
 _numbers = count()
-INSIDE = 'hostname "$1" && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && shift && exec "$@"'
+# No server of names answers in there, and whoever asks one waits; a file that is empty has none.
+INSIDE = (
+    'hostname "$1" && mount -t tmpfs tmpfs /dev/shm && mount --bind /dev/null /etc/resolv.conf && '
+    '{ [ -z "$2" ] || mount --bind "$2" /etc/hosts; } && ip link set lo up && shift 2 && exec "$@"'
+)
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,14 @@ class Host:
 
 @dataclass
 class Network:
-    """Hosts with addresses 10.77.0.1 and on, in their order. What runs on them ends with the `with`."""
+    """Hosts with addresses 10.77.0.1 and on, in their order. What runs on them ends with the `with`.
+
+    They know no names, but for those of `names`, a file such as /etc/hosts for each host that is to know some.
+    """
 
     hosts: Sequence[Host]
     trunk: float = RATE  # Mbit/s between switches
+    names: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
     prefix: str = field(default_factory=lambda: f"f{os.getpid()}n{next(_numbers)}")
     running: list["Popen[Any]"] = field(default_factory=list)
 
@@ -115,7 +123,7 @@ class Network:
     ) -> "Popen[Any]":
         """Start a command on a host, with `out` for what it says. To kill that process is to take the host away."""
         enter = ["ip", "netns", "exec", self.space(name), "unshare", "--uts", "--mount", "--ipc", "--pid", "--fork"]
-        enter += ["--kill-child", "--mount-proc", "sh", "-c", INSIDE, "sh", name]
+        enter += ["--kill-child", "--mount-proc", "sh", "-c", INSIDE, "sh", name, str(self.names.get(name, ""))]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0"} | dict(env or {})
         running = Popen([*enter, *command], env=environment, stdout=out, stderr=out, start_new_session=True)
         self.running.append(running)
