@@ -14,14 +14,9 @@ from pathlib import Path
 from .errors import PlacementError
 
 __all__ = [
-    "address_towards",
-    "interface_of",
-    "is_loopback",
-    "one_host",
-    "starter",
-    "torchruns_words",
-    "warn_of_many_worlds",
-]
+    "address_towards", "check_interface", "interface_of", "is_here", "is_loopback", "one_host", "resolves", "starter",
+    "torchruns_words", "warn_of_many_worlds",
+]  # fmt: skip
 
 # By launcher the words for what torchrun calls RANK, WORLD_SIZE and LOCAL_RANK. The size of a SLURM job, SLURM_NTASKS,
 # is there in its batch script too, which is one process; that of a step is in what srun has started.
@@ -103,6 +98,27 @@ def address_towards(address: str) -> str:
     return ""
 
 
+def resolves(address: str) -> bool:
+    """Whether this host knows the address of another by its name; an address is its own.
+
+    >>> resolves("127.0.0.1"), resolves("no-such-host.invalid")
+    (True, False)
+    """
+    try:
+        socket.getaddrinfo(address or "localhost", None)
+    except OSError:
+        return False
+    return True
+
+
+def is_here(address: str) -> bool:
+    """Whether an address or a name is one of this host: packets to it start where they end, or it cannot be told."""
+    with suppress(OSError):
+        found = {str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(address, None)}
+        return is_loopback(address) or any(is_loopback(each) or address_towards(each) == each for each in found)
+    return True
+
+
 def interface_of(address: str) -> str:
     """The interface that has this address, as Linux tells; "" elsewhere."""
     with suppress(OSError, ImportError):
@@ -119,3 +135,13 @@ def interface_of(address: str) -> str:
                     if socket.inet_ntoa(said[20:24]) == address:
                         return name
     return ""
+
+
+def check_interface(names: str) -> None:
+    """Refuse interfaces that this host lacks, as GLOO_SOCKET_IFNAME says them, before others wait for it."""
+    known = [name for _, name in socket.if_nameindex()]
+    if missing := [name for name in names.split(",") if name and name not in known]:
+        raise PlacementError(
+            f"GLOO_SOCKET_IFNAME={names}: {socket.gethostname()} has no interface {missing[0]}\n"
+            f"  it has {', '.join(known)}; without GLOO_SOCKET_IFNAME that towards MASTER_ADDR is taken"
+        )

@@ -19,7 +19,17 @@ import torch
 from .device import card_here, family
 from .errors import PlacementError, TransportError, user_line
 from .grid import Placement
-from .launcher import address_towards, interface_of, is_loopback, one_host, torchruns_words, warn_of_many_worlds
+from .launcher import (
+    address_towards,
+    check_interface,
+    interface_of,
+    is_here,
+    is_loopback,
+    one_host,
+    resolves,
+    torchruns_words,
+    warn_of_many_worlds,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -114,6 +124,7 @@ def _meet(timeout: float) -> None:
     if card is not None:
         card.module.set_device(int(os.environ.get("LOCAL_RANK", "0")) % card.count)
     backend = ",".join(f"{row.name}:{row.backend}" for row in (family("cpu"), card) if row) if card else "gloo"
+    check_interface(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     # Under a name of its own each time: joined again on the same store, torch would find stale addresses.
     if _base is None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
@@ -135,7 +146,7 @@ def _choose_interface(meeting: "Store", rank: int, size: int) -> None:
     mine, key = address_towards(os.environ["MASTER_ADDR"]), f"join/{_start}{_joined}/address"
     meeting.set(f"{key}/{rank}", "" if is_loopback(mine) else mine)
     if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
+        return  # check_interface has looked at it
     others = iter(range(size))
     while is_loopback(mine) and (other := next(others, None)) is not None:
         there = meeting.get(f"{key}/{other}").decode()
@@ -183,19 +194,36 @@ def _came(rank: int) -> str:
 def _absent() -> str:
     """Ranks that did not come, as far as the store that they meet at can tell."""
     if _base is None:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        if os.environ.get("RANK") == "0":
-            return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
-        return f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached"
+        return _unmet(os.environ["RANK"], os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     meeting, _, size = _base
+    # Rank 0 holds the store, where torchrun does not; it says that it came when it has seen all others there.
+    first = 0 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 1
     try:
-        late = [str(rank) for rank in range(size) if not meeting.check([_came(rank)])]
+        late = [str(rank) for rank in range(first, size) if not meeting.check([_came(rank)])]
     except RuntimeError:
         return "the store that they meet at is gone: rank 0 has ended"
     if not late:
-        return "all were started, and one has ended since or cannot be reached by the others"
+        return (
+            "all were started, and one has ended since or cannot be reached by the others\n"
+            "  a firewall must leave all ports open between hosts; GLOO_SOCKET_IFNAME names the interface to them"
+        )
     names = f"rank{'s' * (len(late) > 1)} {', '.join(late[:8])}{' and others' * (len(late) > 8)}"
     return f"{names} did not come: not started, ended before, or still at what stands before flow.init()"
+
+
+def _unmet(rank: str, address: str, port: str) -> str:
+    """Why a process did not come to the address where all meet, or nobody came to it there."""
+    where = f"{address}:{port}"
+    if not resolves(address):
+        return f"this host does not know the name MASTER_ADDR={address}: give the address of rank 0's host instead"
+    if rank != "0":
+        return (
+            f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached\n"
+            "  MASTER_ADDR is rank 0's host as this one knows it, MASTER_PORT the same on all and open between hosts"
+        )
+    if not is_here(address):
+        return f"MASTER_ADDR={address} is another host: it must be the one that rank 0 is on, which is this"
+    return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
 
 
 def _launched() -> bool:

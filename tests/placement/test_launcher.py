@@ -1,6 +1,7 @@
 """Launchers other than torchrun: their words are read, and processes that know nothing of each other are told."""
 
 import os
+import socket
 import warnings
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.placement import PlacementError
+from sbpflow.placement import PlacementError, TransportError
 from sbpflow.placement.doctor import findings
-from sbpflow.placement.launcher import address_towards, interface_of, one_host, torchruns_words
+from sbpflow.placement.launcher import address_towards, check_interface, interface_of, one_host, torchruns_words
+from sbpflow.placement.world import _unmet
 from tests.ranks import Fresh
 
 # Two processes as each launcher starts them; those of Open MPI 5.0 and MPICH 5.0 as they were seen, of SLURM as its
@@ -97,3 +99,44 @@ def test_processes_are_on_one_host_where_a_launcher_says_so_or_they_meet_at_loop
     assert not one_host({"MASTER_ADDR": "10.0.0.1"})
     assert one_host({"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
     assert not one_host({"MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"})
+
+
+# why ranks do not meet
+
+
+def test_an_interface_that_is_not_there_is_refused_before_others_wait() -> None:
+    name = socket.if_nameindex()[0][1]
+    check_interface(name)
+    check_interface("")
+    with pytest.raises(PlacementError, match=rf"has no interface none9\n  it has .*{name}") as error:
+        check_interface(f"{name},none9")
+    assert "without GLOO_SOCKET_IFNAME that towards MASTER_ADDR is taken" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rank", "address", "told"),
+    [
+        ("1", "no-such-host.invalid", "this host does not know the name MASTER_ADDR=no-such-host.invalid"),
+        ("0", "203.0.113.1", "MASTER_ADDR=203.0.113.1 is another host: it must be the one that rank 0 is on"),
+        ("0", "127.0.0.1", "others did not come to 127.0.0.1:29500"),
+        ("1", "127.0.0.1", "nobody answered at 127.0.0.1:29500, where rank 0 lets all meet"),
+    ],
+)
+def test_who_does_not_meet_the_others_is_told_what_is_wrong_with_the_address(
+    rank: str, address: str, told: str
+) -> None:
+    assert _unmet(rank, address, "29500").startswith(told)
+
+
+def meet_without_rank_2() -> str | None:
+    if os.environ["RANK"] == "2":
+        return None
+    with pytest.raises(TransportError) as error:
+        flow.init(timeout=2)
+    return str(error.value).splitlines()[1].strip()
+
+
+def test_rank_0_that_holds_the_store_is_not_among_those_that_did_not_come(fresh: Fresh) -> None:
+    _, told, _ = [end.answer and end.answer.value for end in fresh(3, meet_without_rank_2)]
+    assert told is not None
+    assert told.startswith("rank 2 did not come: not started")
