@@ -1,24 +1,19 @@
 """Registers between processes whose values nobody planned: each message is led by one that says what it holds.
 
 The first of the two has a fixed size, so that it can be posted ahead; the second is asked for when the first has come.
-A value is a tensor, or a structure of such, with whatever else pickle takes between them.
+A value is a tensor, or a structure of such with plain values between them.
 """
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from ...boxing.exchange.transport import waits
-from ...placement.errors import ScheduleError
-from ...placement.structure import mapped
+from ...boxing.exchange.value_message import packed, unpacked
 from ..runtime.channel import Carrier, UnderWay, tag_of
 
-__all__ = ["ValueLink", "free"]
-
-ALIGNED = 64  # bytes; kernels may be made for memory that begins at a multiple
+__all__ = ["ValueLink"]
 
 
 class ValueLink:
@@ -66,60 +61,3 @@ class ValueLink:
             return unpacked(sizes, data)
 
         return [line.receive(peer, first, sizes)], value
-
-
-class TensorPlace(tuple[int, tuple[int, ...], torch.dtype]):
-    """The place of a tensor in a message, its shape and its dtype."""
-
-    __slots__ = ()
-
-
-def free(x: Tensor) -> Tensor:
-    """A tensor that goes to other ranks, to where no history of autograd can follow."""
-    if x.requires_grad:
-        raise ScheduleError(
-            f"a tensor {tuple(x.shape)} with a history of autograd goes to other ranks by an added register\n"
-            "  give x.detach(); and what a step keeps for its backward can go where autograd has no part in it, as in "
-            "flow.compile(..., backend='code')"
-        )
-    return x
-
-
-def packed(value: Any) -> tuple[Tensor, Tensor]:
-    """A value as two sizes and one run of bytes: what it looks like, and then its tensors."""
-    tensors: list[Tensor] = []
-    at = 0
-
-    def put(x: Tensor) -> TensorPlace:
-        nonlocal at
-        if x.device.type != "cpu" or type(x) not in (Tensor, nn.Parameter):
-            what = f"a {type(x).__name__} on {x.device} for a register that was added between processes"
-            raise ScheduleError(f"{what}\n  give plain tensors of the host, such as x.cpu()")
-        tensors.append(free(x).contiguous().reshape(-1).view(torch.uint8))
-        place, at = at, at + -(-x.nbytes // ALIGNED) * ALIGNED
-        return TensorPlace((place, tuple(x.shape), x.dtype))
-
-    said = pickle.dumps(mapped(value, Tensor, put))
-    begin = -(-len(said) // ALIGNED) * ALIGNED
-    data = torch.zeros(begin + at, dtype=torch.uint8, device="cpu")
-    data[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-    for x in tensors:
-        data[begin : begin + x.numel()] = x
-        begin += -(-x.numel() // ALIGNED) * ALIGNED
-    return torch.tensor([data.numel() - at, at], device="cpu"), data
-
-
-def unpacked(sizes: Tensor, data: Tensor) -> Any:
-    """The value of such a message; its tensors are parts of the message."""
-    begin = int(sizes[0])
-    found = pickle.loads(data[:begin].numpy().tobytes())
-    rest = data[begin:]
-
-    def take(held: TensorPlace) -> Tensor:
-        place, shape, dtype = held
-        numel = torch.Size(shape).numel()
-        if not numel:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        return rest[place : place + numel * dtype.itemsize].view(dtype).view(shape)
-
-    return mapped(found, TensorPlace, take)

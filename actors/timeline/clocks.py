@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...boxing.exchange.value_message import packed, unpacked
 from ...placement.errors import TransportError
 from ...placement.world import process_group, world
 from ..protocol.simulate import Ran
@@ -53,17 +54,25 @@ def clock_offsets(
 
 def collect(ranks: Sequence[int], records: tuple[Ran, ...]) -> Mapping[int, tuple[Ran, ...]]:
     """The records of all ranks on the first; all of them call this. The others get an empty dict."""
-    import torch.distributed as dist
-
     here, first = world().rank, min(ranks)
     if here is None:
         return {first: records}
-    found: list[tuple[Ran, ...] | None] | None = [None] * len(ranks) if here == first else None
     try:
-        dist.gather_object(records, found, dst=first, group=process_group(ranks))
+        if here == first:
+            return {rank: records if rank == here else _records(rank) for rank in sorted(ranks)}
+        for part in packed(records):
+            _send(part, first)
     except RuntimeError as error:
         raise _failed(f"the records of ranks {sorted(ranks)} could not be brought together", here, error) from error
-    return {rank: each for rank, each in zip(sorted(ranks), found or (), strict=False) if each is not None}
+    return {}
+
+
+def _records(rank: int) -> tuple[Ran, ...]:
+    sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
+    _receive(sizes, rank)
+    data = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
+    _receive(data, rank)
+    return tuple(unpacked(sizes, data))
 
 
 def _failed(what: str, here: int, error: RuntimeError) -> TransportError:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ...actors.added.addition import Opening
-from ...actors.added.value_link import ValueLink, free
+from ...actors.added.value_link import ValueLink
 from ...actors.protocol.network import Actor
 from ...actors.protocol.state import Firing, Slot
 from ...actors.runtime.channel import Carrier, Link
 from ...actors.runtime.job import check_given
 from ...actors.runtime.partition import RegisterEnd
+from ...boxing.exchange.value_message import free
 from ...placement.errors import ScheduleError
 from ...placement.structure import mapped
 from ...placement.world import world

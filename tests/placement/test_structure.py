@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 import sbpflow as flow
-from sbpflow.actors.added.value_link import packed as message
-from sbpflow.actors.added.value_link import unpacked as from_message
 from sbpflow.actors.runtime.card import Later
+from sbpflow.boxing.exchange.value_message import packed as message
+from sbpflow.boxing.exchange.value_message import unpacked as from_message
 from sbpflow.nn.data.batches import values_by_path
 from sbpflow.nn.eager.dispatch import collected
 from sbpflow.nn.eager.recipe import each_rank

@@ -17,6 +17,7 @@ from sbpflow.actors import Costs, Network, held_at_once, network_of, published, 
 from sbpflow.actors.added import value_link
 from sbpflow.actors.added.bpipe import _kept
 from sbpflow.actors.added.room import lying
+from sbpflow.boxing.exchange import value_message
 from sbpflow.nn.graph.run.pipeline import Pipelined
 from sbpflow.placement.errors import ScheduleError
 from sbpflow.placement.world import world
@@ -144,7 +145,7 @@ def trained(levelled: bool, stages: int = 4) -> Seen:
 
         return fire
 
-    rank, unpacked = world().rank, value_link.unpacked
+    rank, unpacked = world().rank, value_message.unpacked
 
     def arrived(sizes: Tensor, data: Tensor) -> Any:
         return alive.see(f"device {rank}", tuple(unpacked(sizes, data)))
