@@ -46,6 +46,7 @@ class World:
     size: int | None
     timeout: float
     native: bool | None  # whether moves use the backend's own collectives; None: where it is the faster way
+    silence: float = 5.0  # seconds in which a host that does not answer any more is told; 0 where nobody asks
     check: bool = True  # whether ranks compare, now and then, what each of them passes as one value
 
 
@@ -59,17 +60,27 @@ _start = ""  # the name of this start of the processes, where their store has se
 _ours = False  # whether we set up torch.distributed, and so take it down
 
 
-def init(*, timeout: float | None = None, native: bool | None = None, check: bool | None = None) -> World:
+def init(
+    *,
+    timeout: float | None = None,
+    native: bool | None = None,
+    check: bool | None = None,
+    silence: float | None = None,
+) -> World:
     """Join the world; optional (the first move does it), and may be repeated to change the options.
 
     `timeout` (seconds, 300 at first) bounds every move: a peer that is dead, stuck or elsewhere is an error by then.
     `native=True` makes Gloo use its own collectives as NCCL does, False only sends and receives; None, the usual, also
     takes shared memory between ranks of one host. `check=False` leaves out the comparison of what processes pass as one
-    value (flow.tensor, a step's batch), which is made in the first calls of a line and then in every 64th.
+    value (flow.tensor, a step's batch), which is made in the first calls of a line and then in every 64th. `silence`
+    (seconds, 5 at first, to be said before the first move) is how soon a host that does not answer any more is told and
+    ends what waits for it; 0 leaves it to the timeout.
     """
     global _world
     if timeout is not None and not timeout > 0:
         raise PlacementError(f"init(timeout={timeout!r}): seconds, above 0")
+    if silence is not None and not (silence == 0 or 2 <= silence < float("inf")):
+        raise PlacementError(f"init(silence={silence!r}): seconds, from 2 on, or 0 to ask no host whether it is there")
     if _world is None or (_world.rank is None and _launched()):
         _world = _join(timeout or DEFAULT_TIMEOUT)
     if timeout is not None:
@@ -79,6 +90,8 @@ def init(*, timeout: float | None = None, native: bool | None = None, check: boo
     _world.native = native
     if check is not None:
         _world.check = check
+    if silence is not None:
+        _world.silence = silence
     return _world
 
 

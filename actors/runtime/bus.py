@@ -2,8 +2,9 @@
 
 A thread looks at the ledger ten times a second, as boxing's does, and where a rank gave up it ends the waits of this
 process: Gloo closes a connection on which any wait runs out of time. A rank that died is noticed by the connections to
-it. Who fails because another did tells on what that one told, so that all name the first cause. An interrupt from the
-keyboard ends the waits too, since Python would hear of it only behind them.
+it, and a host that does not answer any more by heartbeats. Who fails because another did tells on what that one told,
+so that all name the first cause. An interrupt from the keyboard ends the waits too, since Python would hear of it only
+behind them.
 """
 
 import signal
@@ -30,7 +31,6 @@ from .progress import Dead, Progress
 __all__ = ["Bus", "bus"]
 
 PERIOD = 0.1  # seconds between looks
-REMOTE = 10  # looks between questions to the store, for faults on other hosts
 CAUSE = 1.0  # seconds in which a broken connection must be explained by what a rank told
 LAST_TAG = 0x7FFFFFFF
 STUCK = "made no progress"
@@ -131,8 +131,8 @@ class Bus:
         self._give_up(cause)
         return self._error(cause, what) if isinstance(error, Broken) else error
 
-    def dead(self) -> int | None:
-        return next((rank for rank in self.others if not self.ledger.alive(rank)), None)
+    def dead(self) -> str | None:
+        return next((said for rank in self.others if (said := self.ledger.gone(rank))), None)
 
     def close(self) -> None:
         """Stop looking; the world is being left."""
@@ -143,9 +143,8 @@ class Bus:
         _known.pop(self.ranks, None)
 
     def _watch(self) -> None:
-        looks, heard = 0, False
+        heard = False
         while not self._over.wait(PERIOD):
-            looks += 1
             with self._hands:
                 watch = self._watched
                 if watch is None:
@@ -154,7 +153,7 @@ class Bus:
                 if heard and watch.error is None:  # the thread that is to be interrupted waits for a message
                     watch.fail(KeyboardInterrupt())
                 heard = self._interrupts.heard()
-                cause = self._fault(remote=looks % REMOTE == 0)
+                cause = self._fault()
                 if cause is None:
                     watch.look()
                 elif self.broken is None:
@@ -176,14 +175,13 @@ class Bus:
             "  see what the first rank says, and start the processes anew"
         )
 
-    def _fault(self, *, remote: bool = True) -> str | None:
-        """The cause for which another rank gave up, as it told."""
+    def _fault(self) -> str | None:
+        """The cause for which another rank gave up, as it told, or why nothing can come from one."""
         for rank in self.others:
             told = self.ledger.fault(rank)
             if told:
                 return root_cause(rank, told)
-        elsewhere = self.ledger.remote_fault() if remote else None
-        return root_cause(*elsewhere) if elsewhere is not None and elsewhere[0] in self.others else None
+        return next((said for rank in self.others if (said := self.ledger.lost(rank))), None)
 
     def _cause(self, error: Broken) -> str:
         """Why a connection broke: who hangs up has told why before, and who died is dead."""
@@ -192,9 +190,9 @@ class Bus:
             told = self._fault()
             if told is not None:
                 return told
-            dead = error.peer if not self.ledger.alive(error.peer) else self.dead()
-            if dead is not None:
-                return f"rank {dead} died"
+            gone = self.ledger.gone(error.peer) or self.dead()
+            if gone is not None:
+                return gone
             time.sleep(PERIOD / 10)
         return f"rank {self.rank} gave up: {str(error).partition('. ')[0]}"
 

@@ -51,8 +51,8 @@ class Guard(Protocol):
     def leave(self) -> None:
         """The step is over."""
 
-    def dead(self) -> int | None:
-        """A rank whose process has ended, if there is one."""
+    def dead(self) -> str | None:
+        """How a rank went away, such as "rank 2 died", if one did."""
 
     def tell(self, what: str, error: BaseException) -> BaseException:
         """Have all processes give up, end the waits of this one, and return the error to raise here."""
@@ -108,7 +108,7 @@ class Progress:
             self.report(said)
             dead = self.guard.dead() if self.guard is not None else None
             if dead is not None:
-                self.fail(Dead(f"rank {dead} died\n  noticed since {said}\n  start the processes anew"))
+                self.fail(Dead(f"{dead}\n  noticed since {said}\n  start the processes anew"))
                 return
             error = ScheduleError if self.guard is None else TransportError
             fix = "where firings do take that long, give flow.init(timeout=) more seconds"

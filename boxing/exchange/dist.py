@@ -41,10 +41,11 @@ class Dist:
         self.rank, self.here = here.rank, here
         self.sent = Sent()
         self.pg = process_group(range(here.size))
-        self.ledger = Ledger(here.rank, here.size, store())
+        self.ledger = Ledger(here.rank, here.size, store(), here.silence)
         self.mail = Mail.open(self.ledger)
         self.watch = Watch(self.ledger, self.pg, here)
         at_close(self.watch.end)
+        at_close(self.ledger.close)
 
     def start(
         self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False

@@ -1,9 +1,9 @@
 """Watching over an exchange: no rank waits for a peer that will never come.
 
 While this rank waits on the wire, a thread looks at the ledger ten times a second. A peer that took the same turn with
-another plan will not come, nor will one that gave up. The thread then closes the connections of this rank, which ends
-the wait with an error, and the error is told in terms of who wanted what. A peer that died is noticed by its
-connection, one that is stuck by the time limit.
+another plan will not come, nor will one that gave up, or whose host does not answer any more. The thread then closes
+the connections of this rank, which ends the wait with an error, and the error is told in terms of who wanted what. A
+peer that died is noticed by its connection, one that is stuck by the time limit.
 
 On cards nobody waits on the host, and a wait that is cut short gives numbers that nobody computed. So there the thread
 looks at what was given to the cards last, and has what it finds told before the process is ended, as by torch's own
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...placement.errors import TransportError
-from ...placement.ledger import Ledger, stamp
+from ...placement.hosts.page import stamp
+from ...placement.ledger import Ledger
 from ...placement.world import World
 from .transport import Turn
 
@@ -48,6 +49,7 @@ class Watch:
         self.on_cards: dict[int, tuple[Turn, list[Any]]] = {}  # the latest exchange of each group of ranks
         self._missed: set[tuple[Turn, int]] = set()  # ranks that were gone at one look, for which turn
         self._gave_up: int | None = None  # the rank on whose account the thread ended a wait
+        self._lost: str | None = None  # of a host on whose account it did
         self._over = threading.Event()
         self._hanging_up = threading.Lock()
         self._thread = threading.Thread(target=self._look, name="sbpflow-watch", daemon=True)
@@ -81,27 +83,39 @@ class Watch:
             pass  # the thread must be out of torch before the process can end on this error
         others = tuple(r for r in turn.group if r != self.here.rank)
         timed_out = "imed out" in str(error) or "imeout" in str(error)
-        if timed_out:  # by itself the one that is stuck may be about to say so
-            self._gave_up = self._told_late()
-        differing = next((r for r in others if self._differs(turn, r)), None)
-        dead = next((r for r in others if not self.ledger.alive(r)), None)
-        if differing is not None:
-            cause = self._disagreement(turn, differing)
-        elif dead is not None:
-            cause = f"rank {dead} died"
-        elif self._gave_up is not None:
-            cause = root_cause(self._gave_up, self.ledger.fault(self._gave_up) or "")
-        elif timed_out:
-            cause = f"{NO_ANSWER} {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
-        else:
-            cause = "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
+        cause = self._lost or self._cause(turn, others, error, timed_out)
         text = self._tell(turn, cause, others)
-        remote = None if timed_out else self.ledger.remote_fault()  # the store's host may be the one that is stuck
-        if remote is not None:
-            text += f"\n  {root_cause(*remote)}"
+        remote = None if self._lost else self.ledger.remote_fault()
+        if remote is not None and (first := root_cause(*remote)) not in cause:
+            text += f"\n  {first}"
         self.ledger.fail(text)
         self.broken = cause
         return TransportError(text)
+
+    def _cause(self, turn: Turn, others: tuple[int, ...], error: Exception, timed_out: bool) -> str:
+        if timed_out:  # by itself the one that is stuck may be about to say so
+            self._gave_up = self._told_late()
+        elif self.ledger.heartbeats is not None:  # a connection breaks before it is heard why
+            self._await_word(others)
+        differing = next((r for r in others if self._differs(turn, r)), None)
+        gone = next((said for r in others if (said := self.ledger.gone(r))), None)
+        if differing is not None:
+            return self._disagreement(turn, differing)
+        if gone is not None:
+            return gone
+        if self._gave_up is None and not timed_out:
+            self._gave_up = next((r for r in others if r not in self.ledger.local and self.ledger.fault(r)), None)
+        if self._gave_up is not None:
+            return root_cause(self._gave_up, self.ledger.fault(self._gave_up) or "")
+        if timed_out:
+            return f"{NO_ANSWER} {self.here.timeout:g} s (flow.init(timeout=...) sets the limit)"
+        return "the connection broke: " + str(error).rpartition("] ")[2].partition(". ")[0]
+
+    def _await_word(self, others: tuple[int, ...]) -> None:
+        """Wait a moment for what explains a broken connection."""
+        end = time.monotonic() + LATE
+        while time.monotonic() < end and not any(self.ledger.gone(r) or self.ledger.fault(r) for r in others):
+            time.sleep(PERIOD / 10)
 
     def patrol(self, turn: Turn, peers: set[int]) -> None:
         """Raise if a peer that is waited for will not come; one that is gone may have sent before, so look twice."""
@@ -109,7 +123,7 @@ class Watch:
             raise RuntimeError("ranks ask for different moves")
         for rank in peers:
             fault = self.ledger.fault(rank)
-            if fault or not self.ledger.alive(rank):
+            if fault or self.ledger.gone(rank):
                 if (turn, rank) in self._missed:
                     self._gave_up = rank if fault else None
                     raise RuntimeError(f"rank {rank} gave up: {fault}" if fault else f"rank {rank} died")
@@ -156,9 +170,11 @@ class Watch:
         ]
 
     def _status(self, turn: Turn, rank: int) -> str:
-        gone = "" if self.ledger.alive(rank) else "died; before that it was "
-        if rank not in self.ledger.local:
-            return "on another host"
+        lost, gone = self.ledger.lost(rank), self.ledger.gone(rank)
+        how = "is not heard any more; before that it was " if lost else "died; before that it was " if gone else ""
+        where = self.ledger.where(rank)
+        gone = ", ".join(filter(None, [where, how]))
+        gone += ", " if gone and not how else ""
         entry = self.ledger.latest(rank)
         if entry is None:
             return f"{gone}not at any move yet"
@@ -183,18 +199,19 @@ class Watch:
             others = [r for r in turn.group if r != self.here.rank]
             # One that gave up may have sent before what this rank needs, which then arrives until the next look.
             gave_up = next((r for r in others if self.ledger.fault(r)), None)
-            lost = gave_up is not None and doubtful is turn
+            sure = gave_up is not None and doubtful is turn
             doubtful = turn if gave_up is not None else None
-            if (lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
+            lost = next((said for r in others if (said := self.ledger.lost(r))), None)
+            if (sure or lost or any(self._differs(turn, r) for r in others)) and self.turn is turn:
                 with self._hanging_up:
-                    self._gave_up = gave_up
+                    self._gave_up, self._lost = gave_up, lost
                     self._hang_up(others)
 
     def _look_at_cards(self) -> None:
         """Tell of an exchange on cards that will not end, and end the process where that hears nothing else."""
         for turn, works in list(self.on_cards.values()):
-            lost = self._lost(turn, works)
-            if lost is None or self.broken is not None or self._over.wait(PERIOD) or self._lost(turn, works) is None:
+            lost = self._never(turn, works)
+            if lost is None or self.broken is not None or self._over.wait(PERIOD) or self._never(turn, works) is None:
                 continue
             others = tuple(r for r in turn.group if r != self.here.rank)
             text = self._tell(turn, lost, others)
@@ -205,16 +222,13 @@ class Watch:
                 print(f"rank {self.here.rank} is ended: its cards wait for what will not come", file=sys.stderr)
                 os.kill(os.getpid(), signal.SIGABRT)
 
-    def _lost(self, turn: Turn, works: list[Any]) -> str | None:
+    def _never(self, turn: Turn, works: list[Any]) -> str | None:
         """Why what was given to the cards will not come; None while it can, or when it has."""
         for rank in (r for r in turn.group if r != self.here.rank):
             fault = self.ledger.fault(rank)
-            cause = (
-                root_cause(rank, fault) if fault
-                else f"rank {rank} died" if not self.ledger.alive(rank)
-                else self._disagreement(turn, rank) if self._differs(turn, rank)
-                else None
-            )  # fmt: skip
+            cause = root_cause(rank, fault) if fault else self.ledger.gone(rank) or self.ledger.lost(rank)
+            if cause is None and self._differs(turn, rank):
+                cause = self._disagreement(turn, rank)
             if cause is not None and not all(work.is_completed() for work in works):
                 return cause
         return None
@@ -229,4 +243,4 @@ class Watch:
 def root_cause(rank: int, told: str) -> str:
     """Why a rank gave up, in a line: what it told of another is told on."""
     first = told.partition("\n")[0]
-    return first if first.startswith("rank ") else f"rank {rank} gave up: {first}"
+    return first if first.startswith(("rank ", "host ", "the cable ")) else f"rank {rank} gave up: {first}"

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ...placement.errors import FileError, SbpflowError, TransportError
-from ...placement.ledger import runs, this_host
+from ...placement.hosts.processes import runs
+from ...placement.ledger import this_host
 from ...placement.world import at_close, store, world
 
 __all__ = ["Meeting"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from sbpflow.placement.ledger import Ledger, stamp
+from sbpflow.placement.hosts.page import stamp
+from sbpflow.placement.ledger import Ledger
 from sbpflow.placement.world import store, world
 from tests.ranks import Fresh
 
@@ -99,9 +100,9 @@ def test_a_fault_is_seen_by_the_others(two: list[Ledger]) -> None:
 
 
 def test_this_process_is_alive_and_a_gone_one_is_not(two: list[Ledger]) -> None:
-    assert two[0].alive(1)
-    two[1]._words[two[1]._page[1]] = 2**22 + 1  # beyond any process id
-    assert not two[0].alive(1)
+    assert two[0].gone(1) is None
+    two[1]._pages[1].pid = 2**22 + 1  # beyond any process id
+    assert two[0].gone(1) == "rank 1 died"
 
 
 def test_no_file_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,13 +131,10 @@ def test_ranks_of_other_hosts_do_not_show(monkeypatch: pytest.MonkeyPatch) -> No
     store.set("host/1", "b")
     alone = Ledger(0, 2, store)
     assert alone.local == (0,)
-    assert alone.many_hosts
-    assert alone.alive(1)
+    assert alone.gone(1) is None
     assert alone.fault(1) is None
     assert alone.remote_fault() is None
-    store.set("fault/1", "it broke")
-    store.set("fault", "1")
-    assert alone.remote_fault() == (1, "it broke")
+    assert alone.where(1) == "on another host"
 
 
 def agree(seconds: float) -> int:
