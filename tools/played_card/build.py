@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["NoCompiler", "environment", "library"]
 
 HERE = Path(__file__).resolve().parent
-UNITS = ("streams", "memory", "device", "kernels")
+UNITS = ("streams", "memory", "device", "kernels", "capture")
 
 
 class NoCompiler(RuntimeError):

@@ -19,6 +19,8 @@
 
 namespace card {
 
+struct Graph;
+
 using Time = std::uint64_t;
 
 constexpr int STREAMS = 65;  // of a device: its default one, then 32 of each priority, given out in turn as CUDA does
@@ -55,6 +57,7 @@ struct Queue {
   Time launched = 0, done = 0;
   bool busy = false;  // a thread is at its first task
   std::deque<Task> tasks;
+  Graph* records = nullptr;  // where its tasks go instead (capture.cpp)
 };
 
 struct Event {
@@ -62,6 +65,8 @@ struct Event {
   Time time = 0;
   Clock knows;
   double at = 0;  // seconds of the host's clock
+  Graph* of = nullptr;  // recorded in a graph, and behind which of its tasks
+  std::vector<int> behind;
 };
 
 int number(c10::Stream stream);
@@ -102,13 +107,23 @@ void raise_found();                             // an error for the first race t
 std::string here(const std::string& op);
 
 struct Counts {
-  std::int64_t launched = 0, syncs = 0, waited = 0, races = 0, allocations = 0;
+  std::int64_t launched = 0, syncs = 0, waited = 0, races = 0, allocations = 0, replays = 0;
   std::int64_t allocated = 0, peak = 0, reserved = 0;
   std::int64_t communicators = 0, collectives = 0;  // of NCCL, as it is played
 };
 Counts& counts();
 void count_sync(const std::string& line);  // the host waits for values; an error where a test forbids that
+void refuse_recorded(const std::string& what);  // an error while a graph is recorded; not to be called with the lock held
+void refuse_sync(const std::string& line);      // the same, with the lock held
 void failed(const std::string& message);   // a kernel raised while nobody could be told: the next wait is
+
+// What a kernel that draws is given: the number is known when it runs, since a graph draws others at each replay.
+struct Start;
+struct Drawn {
+  std::uint64_t seed = 0, offset = 0;
+  std::shared_ptr<Start> start;
+  std::uint64_t number() const;
+};
 
 c10::Allocator* device_memory();
 c10::Allocator* pinned_memory();

@@ -1,5 +1,5 @@
 // What torch asks of a kind of device: its guard, its hooks and its random numbers; and what Python asks of the card.
-#include "card.h"
+#include "capture.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -25,22 +25,31 @@ struct Draws final : c10::GeneratorImpl {
   explicit Draws(DeviceIndex index)
       : c10::GeneratorImpl(Device(DeviceType::CUDA, index), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
   void set_current_seed(std::uint64_t seed) override {
+    refuse_recorded("a card's generator is seeded");
     seed_ = seed;
     offset_ = 0;
   }
-  void set_offset(std::uint64_t offset) override { offset_ = offset; }
+  void set_offset(std::uint64_t offset) override {
+    refuse_recorded("the offset of a card's generator is set");
+    offset_ = offset;
+  }
   std::uint64_t get_offset() const override { return offset_; }
-  std::uint64_t current_seed() const override { return seed_; }
+  std::uint64_t current_seed() const override {
+    refuse_recorded("the seed of a card's generator is asked for");
+    return seed_;
+  }
   std::uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom(true));
     return seed_;
   }
   void set_state(const c10::TensorImpl& state) override {
+    refuse_recorded("the state of a card's generator is set");
     TORCH_CHECK(state.numel() == 16, "a state of a card's generator has 16 bytes, this one has ", state.numel());
     std::memcpy(&seed_, state.data(), 8);
     std::memcpy(&offset_, static_cast<const char*>(state.data()) + 8, 8);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    refuse_recorded("the state of a card's generator is asked for");
     at::Tensor state = at::detail::empty_cpu({16}, at::kByte);
     std::memcpy(state.mutable_data_ptr(), &seed_, 8);
     std::memcpy(static_cast<char*>(state.mutable_data_ptr()) + 8, &offset_, 8);
@@ -91,16 +100,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return DeviceIndex(cards()); }
   bool queryStream(const c10::Stream& of) const override {
+    refuse_recorded("a stream is asked whether it is done");
     Held held;
     roll();
     return queue(number(of)).done == queue(number(of)).launched;
   }
   void synchronizeStream(const c10::Stream& of) const override {
+    refuse_recorded("a stream is waited for");
     Held held;
     counts().waited++;
     synchronize(number(of));
   }
   void synchronizeDevice(const DeviceIndex of) const override {
+    refuse_recorded("a device is waited for");
     Held held;
     counts().waited++;
     synchronize_device(of < 0 ? current_card() : of);
@@ -115,6 +127,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event) wait(number(of), *static_cast<Event*>(event));
   }
   bool queryEvent(void* event) const override {
+    refuse_recorded("an event is asked for");
     Held held;
     auto* of = static_cast<Event*>(event);
     if (!of || of->stream < 0) return true;
@@ -126,6 +139,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return true;
   }
   void synchronizeEvent(void* event) const override {
+    refuse_recorded("an event is waited for");
     Held held;
     auto* of = static_cast<Event*>(event);
     if (!of || of->stream < 0) return;
@@ -149,6 +163,41 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 }  // namespace
 
 at::Generator draws_of(DeviceIndex index) { return own(index); }
+
+std::uint64_t Drawn::number() const {
+  std::uint64_t from = start ? start->seed : seed, at = offset + (start ? start->offset : 0);
+  return from * 0x9e3779b97f4a7c15ULL + at * 0xbf58476d1ce4e5b9ULL + 1;
+}
+
+Drawn draw(const at::Generator& given, int stream) {
+  auto* of = given.get<Draws>();
+  {
+    Held held;
+    if (Graph* graph = recording(stream)) {
+      for (auto& start : graph->starts) {
+        if (start->from.unsafeGetGeneratorImpl() != of) continue;
+        start->drawn += 4;
+        return {0, start->drawn - 4, start};
+      }
+      TORCH_CHECK(false, "Attempt to increase offset for a CUDA generator not in capture mode. (played card: it was not registered)");
+    }
+  }
+  std::lock_guard<std::mutex> mine(of->mutex_);
+  of->offset_ += 4;
+  return {of->seed_, of->offset_ - 4, nullptr};
+}
+
+void graph_draws(Graph& graph, const at::Generator& of) {
+  for (auto& start : graph.starts)
+    if (start->from.unsafeGetGeneratorImpl() == of.unsafeGetGeneratorImpl()) return;
+  graph.starts.push_back(std::make_shared<Start>(Start{of}));
+}
+
+Start drawn_on(const Start& of) {
+  auto* from = of.from.get<Draws>();
+  from->offset_ += of.drawn;
+  return {of.from, of.drawn, from->seed_, from->offset_ - of.drawn};
+}
 
 }  // namespace card
 
@@ -188,6 +237,7 @@ struct CUDAHooks final : CUDAHooksInterface {
     return make_generator<card::Draws>(index < 0 ? current_device() : index);
   }
   void deviceSynchronize(DeviceIndex of) const override {
+    card::refuse_recorded("a device is waited for");
     card::Held held;
     card::synchronize_device(of);
   }
@@ -206,6 +256,7 @@ std::int64_t card_count(const char* what) {
   card::Counts& of = card::counts();
   std::string name(what);
   return name == "launched" ? of.launched : name == "syncs" ? of.syncs : name == "waited" ? of.waited
+
        : name == "races" ? of.races : name == "allocations" ? of.allocations : name == "allocated" ? of.allocated
        : name == "peak" ? of.peak : name == "reserved" ? of.reserved
        : name == "communicators" ? of.communicators : name == "collectives" ? of.collectives : -1;

@@ -7,6 +7,7 @@ count("syncs") -> int              how often the host waited for values; also la
 
 import contextlib
 import ctypes
+import itertools
 import os
 import socket
 import sys
@@ -30,6 +31,9 @@ def card() -> ctypes.CDLL:
     library = ctypes.CDLL(os.environ["PLAYED_CARD"])
     library.card_count.restype = ctypes.c_int64
     library.card_count.argtypes = [ctypes.c_char_p]
+    for name in ("begin", "end", "replay"):
+        getattr(library, f"card_graph_{name}").restype = ctypes.c_char_p
+    library.card_graph_begin.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     return library
 
 
@@ -129,6 +133,56 @@ def properties(device: Any = None) -> Any:
     )
 
 
+class CUDAGraph:
+    """Torch's class of this name, of which a build for CPUs has none."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.number = card().card_graph_made()
+        self.handle: Any = None
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        card().card_graph_draws(self.number, ctypes.c_int64(generator._cdata))
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+        modes = ["global", "thread_local", "relaxed"]
+        self.handle = pool or graph_pool_handle()
+        told(card().card_graph_begin(self.number, self.handle[1], modes.index(capture_error_mode)))
+
+    def capture_end(self) -> None:
+        told(card().card_graph_end(self.number))
+
+    def replay(self) -> None:
+        told(card().card_graph_replay(self.number))
+
+    def reset(self) -> None:
+        card().card_graph_gone(self.number)
+        self.number = card().card_graph_made()
+
+    def pool(self) -> Any:
+        return self.handle
+
+    def __del__(self) -> None:
+        card().card_graph_gone(self.number)
+
+
+def told(error: bytes | None) -> None:
+    if error:
+        raise (
+            torch.AcceleratorError(error.decode()) if error.startswith(b"CUDA error") else RuntimeError(error.decode())
+        )
+
+
+handles = itertools.count(1)
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    return 0, next(handles)
+
+
+def is_current_stream_capturing() -> bool:
+    return bool(card().card_recording())
+
+
 SYNCS = {"default": 0, 0: 0, "warn": 1, 1: 1, "error": 2, 2: 2}
 mode = 0
 
@@ -219,6 +273,9 @@ def install() -> None:
         "reset_peak_memory_stats": lambda device=None: card().card_reset_peak(),
         "mem_get_info": lambda device=None: (MEMORY - count("reserved"), MEMORY),
         "empty_cache": lambda: None,
+        "CUDAGraph": CUDAGraph,
+        "graph_pool_handle": graph_pool_handle,
+        "is_current_stream_capturing": is_current_stream_capturing,
         "set_sync_debug_mode": set_sync_debug_mode,
         "get_sync_debug_mode": lambda: mode,
     }
@@ -229,6 +286,9 @@ def install() -> None:
             if hasattr(module, name):
                 setattr(module, name, given[name])
     torch._C._cuda_getDevice = torch.accelerator.current_device_index
+    cuda.graphs.is_current_stream_capturing = is_current_stream_capturing
+    torch._C._host_emptyCache = lambda: None
+    torch.backends.cuda.is_built = lambda: True  # which optimizers ask before they look whether a graph is recorded
     cuda.streams.Stream, cuda.streams.Event = Stream, Event
     cuda.random.default_generators = cuda.default_generators
     cuda.memory.memory_allocated = given["memory_allocated"]

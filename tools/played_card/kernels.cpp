@@ -24,6 +24,7 @@
 namespace card {
 
 at::Generator draws_of(c10::DeviceIndex index);
+Drawn draw(const at::Generator& given, int stream);
 
 namespace {
 
@@ -194,17 +195,14 @@ struct Call {
   }
 
   // A generator for the host's kernel, whose numbers depend on the card's seed and how far it was drawn.
-  std::optional<std::uint64_t> drawn() {
+  std::optional<Drawn> drawn() {
     if (!draws(op)) return std::nullopt;
     at::Generator from = draws_of(device.index());
     for (std::size_t k = 0; k < arguments.size(); k++) {
       if (arguments[k].isGenerator()) from = arguments[k].toGenerator();
     }
     TORCH_CHECK(from.device().is_cuda(), "Expected a 'cuda' device type for generator but found 'cpu'");
-    std::lock_guard<std::mutex> held(from.mutex());
-    std::uint64_t offset = from.get_offset(), seed = from.current_seed();
-    from.set_offset(offset + 4);
-    return seed * 0x9e3779b97f4a7c15ULL + offset * 0xbf58476d1ce4e5b9ULL + 1;
+    return draw(from, current_stream(device.index()));
   }
 };
 
@@ -215,8 +213,9 @@ bool takes_generator(const c10::FunctionSchema& schema) {
 }
 
 // The op on the host's side of it. `arguments` have tensors of the host already.
-std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> arguments, std::optional<std::uint64_t> seed) {
+std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> arguments, const std::optional<Drawn>& drawn) {
   Plain plain;
+  std::optional<std::uint64_t> seed = drawn ? std::optional(drawn->number()) : std::nullopt;
   auto& schema = op.schema();
   for (std::size_t k = 0; k < arguments.size(); k++) {
     auto& name = schema.arguments()[k].name();
@@ -246,7 +245,7 @@ std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> a
 std::vector<IValue> seen_by_host(const Call& call) {
   std::vector<IValue> all = call.arguments;
   for (IValue& each : all)
-    each_tensor(each, [](const Tensor& of) { return of.is_cuda() ? Seen(of).tensor() : of; });
+    each_tensor(each, [](const Tensor& of) { return of.is_cuda() ? Seen(of).tensor() : of.is_cpu() && !of.dim() ? of.clone() : of; });
   return all;
 }
 
@@ -356,7 +355,10 @@ std::optional<std::vector<IValue>> foreseen(const Call& call, std::vector<std::p
   try {
     call.op.callBoxed(&stack);
   } catch (const std::exception&) {
-    return std::nullopt;  // the kernel of the host says better what is wrong, if anything is
+    // The kernel of the host says better what is wrong, if anything is; in a graph it is not called yet, but for a kernel
+    // that writes to what it is given and makes nothing, as those of fused optimizers.
+    if (call.schema.returns().empty() && queue(current_stream(call.device.index())).records) return std::vector<IValue>();
+    return std::nullopt;
   }
   for (const IValue& each : stack)  // a number may be in the values
     if (!each.isTensor() && !each.isTensorList() && !each.isNone()) return std::nullopt;
@@ -461,7 +463,7 @@ Tensor& copy_(Tensor& self, const Tensor& given, bool non_blocking) {
   int stream = on.stream();
   int there = to_card && from_card ? current_stream(self.device().index()) : stream;
   if (there != stream) wait(stream, record(there));
-  if (across && !non_blocking) count_sync(line);
+  if (across && (!non_blocking || (staged.defined() && queue(stream).records))) count_sync(line);
   Time time = launch(stream, run);
   if (!staged.defined()) use(Seen(from).region(), false, stream, time, line);
   use(target.region(), true, stream, time, line);
@@ -599,6 +601,7 @@ std::string here(const std::string& op) {
 }
 
 void count_sync(const std::string& line) {
+  refuse_sync(line);
   counts().syncs++;
   TORCH_CHECK(forbidden < 2, "called a synchronizing CUDA operation (played card: ", line, ")");
 }

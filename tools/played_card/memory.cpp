@@ -1,5 +1,5 @@
 // Memory of cards and pinned memory of the host: blocks that are used again at once, and who used which bytes when.
-#include "card.h"
+#include "capture.h"
 
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -28,6 +28,7 @@ struct Block {
   std::int64_t bytes = 0;
   int card = -1;    // -1: pinned memory of the host
   int stream = -1;  // on which it was asked for
+  Pool* pool = nullptr;  // of a graph that it is for
   std::vector<Use> uses;
   std::set<int> recorded;                            // streams that it was said to be used on
   std::vector<std::pair<int, Time>> until;           // of a freed one: what has to be done before it is given again
@@ -67,7 +68,12 @@ std::string said(int stream) {
 
 // Bytes of a freed block become NaN, in the order of the stream that may have them again.
 void poison(char* start, const Block& block) {
-  launch(block.stream, [start, bytes = block.bytes] { std::memset(start, 0xff, bytes); });
+  auto run = [start, bytes = block.bytes] { std::memset(start, 0xff, bytes); };
+  Queue& of = queue(block.stream);
+  Graph* graph = of.records;
+  if (!block.pool) of.records = nullptr;  // what is not the graph's is freed once
+  launch(block.stream, run);
+  of.records = graph;
 }
 
 void settle() {
@@ -88,17 +94,20 @@ void settle() {
 void* take(std::int64_t bytes, int card, int stream) {
   bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
   settle();
-  auto& free = idle()[{stream, bytes}];
+  Graph* graph = card >= 0 ? recording(stream) : nullptr;
+  Pool* pool = graph ? graph->pool.get() : nullptr;
+  auto& free = (pool ? pool->idle : idle())[{stream, bytes}];
   char* start;
   if (free.empty()) {
     start = static_cast<char*>(c10::alloc_cpu(std::size_t(bytes)));
     std::memset(start, 0xff, bytes);
+    if (pool) pool->all.push_back(start);
     if (card >= 0) counts().reserved += bytes;
   } else {
     start = free.back();
     free.pop_back();
   }
-  blocks()[start] = Block{bytes, card, stream};
+  blocks()[start] = Block{bytes, card, stream, pool};
   if (card >= 0) {
     counts().allocations++;
     counts().allocated += bytes;
@@ -121,6 +130,11 @@ const Use* still_used(const Block& block) {
 std::string give_card(char* start, Block block) {
   std::string race;
   counts().allocated -= block.bytes;
+  Graph* graph = block.pool ? recording(block.stream) : nullptr;
+  if (block.pool && !(graph && graph->pool.get() == block.pool)) {  // it is the graph's as long as that is there
+    block.pool->idle[{block.stream, block.bytes}].push_back(start);
+    return "";
+  }
   if (const Use* use = still_used(block)) {
     counts().races++;
     race = ", and nothing says that " + said(use->stream) + " is done with it, which "
@@ -128,6 +142,12 @@ std::string give_card(char* start, Block block) {
   }
   for (int stream : block.recorded)
     if (stream != block.stream) block.until.emplace_back(stream, queue(stream).launched);
+  if (graph) {
+    if (!block.until.empty()) return race;  // in a graph nobody is told when the other stream is done
+    poison(start, block);
+    block.pool->idle[{block.stream, block.bytes}].push_back(start);
+    return race;
+  }
   if (block.until.empty()) {
     poison(start, block);
     idle()[{block.stream, block.bytes}].push_back(start);
@@ -226,6 +246,7 @@ std::string used(const Region& region, bool writes, int stream, Time time, const
   if (!home) return "";
   auto& uses = home->second.uses;
   Queue& of = queue(stream);
+  if (of.records) of.records->uses.push_back({region, writes, line, home->second.pool == of.records->pool.get()});
   for (Use& use : uses) {
     if (!(writes || use.writes) || of.knows.has(use.stream, use.time) || !use.region.meets(region)) continue;
     counts().races++;
@@ -240,6 +261,21 @@ std::string used(const Region& region, bool writes, int stream, Time time, const
   uses.erase(std::remove_if(uses.begin(), uses.end(), is_past), uses.end());
   uses.push_back({region, writes, stream, time, line});
   return "";
+}
+
+// Nobody replays what has used it any more: what is idle goes to all, what is held becomes the holder's alone.
+Pool::~Pool() {
+  for (char* start : all) {
+    auto at = blocks().find(start);
+    if (at != blocks().end()) at->second.pool = nullptr;
+  }
+  for (auto& [key, starts] : idle)
+    for (char* start : starts) {
+      Block block{key.second, key.first / STREAMS, key.first};
+      for (int k = 0; k < cards() * STREAMS; k++)
+        if (queue(k).done < queue(k).launched) block.until.emplace_back(k, queue(k).launched);
+      leaving().emplace_back(start, std::move(block));
+    }
 }
 
 void record_use(const void* data, int stream) {

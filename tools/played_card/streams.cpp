@@ -1,8 +1,9 @@
 // Streams and events: queues of tasks, run late, in any order that waits allow.
-#include "card.h"
+#include "capture.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <random>
@@ -89,9 +90,11 @@ Clock& host() {
 
 Time launch(int stream, std::function<void()> run, bool meets) {
   Queue& of = queue(stream);
+  TORCH_CHECK(!of.records || !meets, "played card: collectives of several processes are not recorded");
+  if (of.records) add(*of.records, stream, std::move(run));
   of.knows.learn(host());
   of.knows.learn(stream, ++of.launched);
-  of.tasks.push_back({std::move(run), -1, 0, meets});
+  of.tasks.push_back({of.records ? nullptr : std::move(run), -1, 0, meets});
   if (meets) changed().notify_all();
   return of.launched;
 }
@@ -110,6 +113,17 @@ void changed_somewhere() {
 void wait(int stream, const Event& event) {
   if (event.stream < 0) return;
   Queue& of = queue(stream);
+  Graph* open = recording();
+  TORCH_CHECK(!event.of || event.of == open,
+              "CUDA error: operation not permitted on an event last recorded in a capturing stream (played card)");
+  TORCH_CHECK(!of.records || event.of, "CUDA error: dependency created on uncaptured work in another stream (played card)");
+  if (event.of) join(*open, stream);
+  if (of.records) {
+    auto& ends = of.records->ends[stream];
+    ends.insert(ends.end(), event.behind.begin(), event.behind.end());
+    std::sort(ends.begin(), ends.end());
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  }
   of.knows.learn(event.knows);
   of.knows.learn(stream, ++of.launched);
   of.tasks.push_back({nullptr, event.stream, event.time});
@@ -119,7 +133,7 @@ Event record(int stream) {
   Queue& of = queue(stream);
   of.knows.learn(host());
   std::chrono::duration<double> at = std::chrono::steady_clock::now().time_since_epoch();
-  return {stream, of.launched, of.knows, at.count()};
+  return {stream, of.launched, of.knows, at.count(), of.records, of.records ? of.records->ends[stream] : std::vector<int>()};
 }
 
 bool advance(int stream, Time upto, bool may_wait) {
