@@ -118,12 +118,16 @@ def plain_step(model: Any, x: Tensor, y: Tensor) -> Call:
 
 
 def graph(device: str, quick: bool) -> Found:
-    """A training step as a graph beside eager torch, `torch.compile` and CUDA graphs."""
+    """A training step as a graph, recorded for the card too, beside eager torch, `torch.compile` and CUDA graphs."""
     width, layers = (32, 2) if quick else (1024, 12)
     x, y = (torch.randn(64, width, device=device) for _ in range(2))
-    mine = net(width, layers, device)
-    flow.nn.to_global(mine, flow.placement(device, [0]), B)
-    step = flow.compile(mine, loss_of, torch.optim.SGD(mine.parameters(), lr=1e-3))
+
+    def compiled(**options: Any) -> Any:
+        mine = net(width, layers, device)
+        flow.nn.to_global(mine, flow.placement(device, [0]), B)
+        return flow.compile(mine, loss_of, torch.optim.SGD(mine.parameters(), lr=1e-3), **options)
+
+    step = compiled()
     backend = "inductor" if device == "cuda" else "eager"  # on a CPU this is tried, not timed
     ways: dict[str, Call] = {
         "eager torch": plain_step(net(width, layers, device), x, y),
@@ -131,6 +135,8 @@ def graph(device: str, quick: bool) -> Found:
         "torch.compile": plain_step(torch.compile(net(width, layers, device), backend=backend), x, y),
     }
     if device == "cuda":
+        recorded = compiled(cuda_graph=True)
+        ways["sbpflow, cuda_graph=True"] = lambda: recorded(x, y)
         ways["CUDA graphs"] = plain_step(torch.compile(net(width, layers, device), mode="reduce-overhead"), x, y)
     return measured(device, quick, {f"step of {layers} layers of {width}": ways})
 

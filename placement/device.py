@@ -40,6 +40,7 @@ class DeviceFamily:
     bucket: int  # bytes of gradients that are brought together in one exchange
     preset: str  # the cluster by which it is priced where nobody says which
     eights: tuple[int, int] | None = None  # the least compute capability with products of 8 bits, where that is asked
+    graphs: str | None = None  # the class of the module that records what a stream is given, to be run again
     described: tuple[int, int] | None = None  # that of the preset, which programs are told where no card is here
 
     @property
@@ -123,6 +124,7 @@ FAMILIES = {
             25 * 2**20,
             "h100x8",
             eights=(8, 9),
+            graphs="CUDAGraph",
             described=(9, 0),
         ),
     )

@@ -33,6 +33,8 @@ def explained(step: Step, idle: bool = True) -> Report:
         plan, live = step.plan, step.memory()
         made = _report(step, live)
         made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
+        if plan.options.cuda_graph:
+            made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))
         if plan.pieces and plan.pieces.late:
             made = replace(made, late=(plan.pieces.late.said,))
         if not idle:

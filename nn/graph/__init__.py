@@ -15,6 +15,7 @@ optimizer    torch's optimizers on the graph's parameters
 
 `graph` is what `sbpflow.nn.Graph` and `compiled` are made of, the graph of a model and its loss function. `plan` leads
 through the folders by the list in `passes`, in pipelines by way of `plan_pieces`, which gives `pieces`; `step` has what
-was planned run, `microbatch_runner` where it is in micro-batches; `launches` runs steps behind each other while the
+was planned run, `microbatch_runner` where it is in micro-batches, `replayed_runner` where a card replays it, with the
+update if `recorded_update` finds no reason against it; `launches` runs steps behind each other while the
 caller goes on, and `views` has figures of the step that ran last.
 """

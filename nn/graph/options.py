@@ -39,6 +39,7 @@ class GivenOptions(TypedDict, total=False):
     overlap: bool | Folding
     post_validation: bool
     draws: DrawScope
+    cuda_graph: bool
     name: str | None
 
 
@@ -62,6 +63,7 @@ class Options:
                       say otherwise, that is made good
     draws             whose random numbers micro-batches have: pieces of the batch's, which are those of one device and
                       are held until the step ends, or each its own, which take no memory
+    cuda_graph        whether the step is recorded as a graph of its card, and replayed from its third call on
     """
 
     placement: Placement | None = None
@@ -79,6 +81,7 @@ class Options:
     overlap: bool | Folding = False
     post_validation: bool = False
     draws: DrawScope = "batch"
+    cuda_graph: bool = False
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -87,7 +90,7 @@ class Options:
         _check_positive("memory", self.memory, "bytes a rank, as in 80e9")
         _check_positive("clip_grad_norm", self.clip_grad_norm, "a norm")
         _check_positive("loss_scale", self.loss_scale, "a factor, as in 2.0**16")
-        for name in ("skip_nonfinite", "leave_gradients"):
+        for name in ("skip_nonfinite", "leave_gradients", "cuda_graph"):
             if type(getattr(self, name)) is not bool:
                 raise SbpError(f"{name}={getattr(self, name)!r}\n  say True or False")
         if not (self.compress is None or isinstance(self.compress, Mapping)):
@@ -109,6 +112,11 @@ class Options:
             raise SbpError(f"micro_batches={self.micro_batches!r}\n  give it how many to cut a batch into, as in 8")
         if self.piped:
             _ = self.policy
+        if self.cuda_graph and self.piped:
+            raise SbpError(
+                "cuda_graph=True is said of a step in micro-batches, whose actors the host runs\n"
+                "  leave cuda_graph= out; or micro_batches=, schedule= and slices="
+            )
         self._check_ends()
         self._check_left()
         _ = self.flows

@@ -36,7 +36,7 @@ from .options import Options
 from .passes import Passes
 from .pieces import Pieces, kept_of
 from .plan_pieces import plan_pieces
-from .refusals import refuse, refuse_gradients, refuse_left
+from .refusals import refuse, refuse_gradients, refuse_left, refuse_recording
 from .run.pipeline import Pipelined
 from .run.program import Program
 
@@ -129,6 +129,8 @@ def plan_step(
         decided = _straight(passes, call, logical, shared, alone=captures is None)
         graph = bucketed(decided.graph)
         passes.dump("physical", lambda: to_text(graph))
+    if options.cuda_graph:
+        refuse_recording(graph, logical, name)
     if options.leave_gradients and logical.losses:
         refuse_left(graph, name)
     passes.settle(call.build)

@@ -1,17 +1,23 @@
 """Refusals: what is said of options, optimizers and arguments with which a captured step could not do what is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ...boxing.graph.physical import Physical
+from ...boxing.graph.physical import Op, Physical
+from ...placement.device import family
 from ...placement.errors import SbpError, SbpflowError, ScheduleError
+from ...placement.world import device, owned, world
 from ...sbp import Layout
+from ...sbp.logical import PART, Logical
+from .instructions.instruction import Instruction
 from .optimizer.on_shards import ALONE
 from .passes import Passes
 
-__all__ = ["refuse", "refuse_gradients", "refuse_left"]
+__all__ = ["card_of_plan", "refuse", "refuse_draws", "refuse_gradients", "refuse_left", "refuse_recording"]
+
+LEAVE = "leave cuda_graph= out"
 
 
 def refuse(passes: Passes, *, trains: bool) -> None:
@@ -121,3 +127,72 @@ def refuse_gradients(inputs: Mapping[str, Tensor], piped: bool) -> None:
                 "  no gradient would go back from the graph to there\n"
                 "  compute it inside of the graph, or pass x.detach()"
             )
+
+
+def refuse_recording(graph: Physical, logical: Logical, name: str) -> None:
+    """An error where what is planned has to be done by the host at each step."""
+    for what, fix in (*_of_devices(graph), *_of_ops(graph), *_of_values(graph)):
+        raise SbpError(f"{name} has cuda_graph=True, and {what}\n  {fix}")
+    if any(source.starts for source in logical.sources):
+        raise SbpError(
+            f"{name} has cuda_graph=True, and goes by where an argument starts in its memory: a graph has copies\n"
+            f"  pass tensors that have a memory of their own, as x.clone() has, or {LEAVE}"
+        )
+
+
+def _of_devices(graph: Physical) -> Iterator[tuple[str, str]]:
+    for kind in sorted({value.layout.placement.type for value in graph.values.values()}):
+        if family(kind).graphs is None:
+            yield (
+                f"lies on {family(kind).title}, which has no graphs of its own",
+                f"place it on a card, as in flow.placement('cuda', [0]); or {LEAVE}",
+            )
+
+
+def _of_ops(graph: Physical) -> Iterator[tuple[str, str]]:
+    for step in graph.steps:
+        at = f"at {step.origin.line or 'no line'}"
+        if isinstance(step, Op) and step.op.namespace == PART:
+            yield f"{step.op} runs eagerly, {at}: Python is not called when a graph is replayed", LEAVE
+        if step.origin.offload is not None:
+            yield f"what is saved {at} is offloaded, which the host copies", f"offload nothing, or {LEAVE}"
+
+
+def _of_values(graph: Physical) -> Iterator[tuple[str, str]]:
+    for source in graph.sources:
+        if source.offload is not None:
+            yield (
+                f"the optimizer's states of {source.value.name} lie on the {source.offload}, where the host steps",
+                f"have states rest on cards, or {LEAVE}",
+            )
+    for back in graph.backs:
+        if back.encoding is not None:
+            yield (
+                f"compresses the gradient of {back.of}, whose errors the host keeps",
+                f"leave compress= out, or {LEAVE}",
+            )
+
+
+def refuse_draws(todo: Sequence[Instruction], name: str) -> None:
+    """An error where random numbers are drawn again for the backward, which takes a generator back."""
+    if any(register.kind == "chance" for do in todo for register in do.registers):
+        raise SbpError(
+            f"{name} has cuda_graph=True, and a region that is run again for the backward draws random numbers: the "
+            f"host sets the generator back for it\n  recompute what draws none, or {LEAVE}"
+        )
+
+
+def card_of_plan(graph: Physical, name: str) -> torch.device:
+    """The one card on which all of it lies."""
+    if world().rank is not None:
+        raise SbpError(
+            f"{name} has cuda_graph=True in one of several processes, whose moves the host takes part in\n"
+            f"  {LEAVE}: it records steps of one process"
+        )
+    where = {device(v.layout.placement, r) for v in graph.values.values() for r in owned(v.layout.placement)}
+    if len(where) > 1:
+        raise SbpError(
+            f"{name} has cuda_graph=True and lies on {', '.join(sorted(map(str, where)))}: the memory of a graph is of "
+            f"one card\n  put all ranks on one, as in CUDA_VISIBLE_DEVICES=0, or {LEAVE}"
+        )
+    return where.pop()

@@ -28,7 +28,7 @@ from ..tensors.tensor import GlobalTensor, wrap
 from .capture.arguments import WrittenArguments, cutter, tensors_by_path
 from .capture.results import CacheResults
 from .capture.surroundings.garbage import uncollected
-from .compiler.generated_calls import trimmed
+from .compiler.generated_calls import Shards, trimmed
 from .host.memory import Folder, to_disk
 from .memory.account import held_by_rank
 from .memory.liveness import RankMemory
@@ -38,8 +38,9 @@ from .optimizer.nonfinite import SkippedSteps
 from .pieces import Pieces
 from .plan import Planned
 from .reads.modes import Modes
+from .replayed_runner import ReplayedRunner
 from .run.pipeline import Pipelined
-from .run.program import Program
+from .run.program import Outcome, Program
 from .run.rank_times import RankTimes, StepClock
 
 __all__ = ["Step", "StraightRunner"]
@@ -60,15 +61,34 @@ class StraightRunner:
         """One step on the tensors of its arguments."""
         shards = self.model.shards()
         self.model.late_means(())
-        for name, cut in self.cut.items():
-            shards[name] = cut(given[name] if name in given else self.constants[name]())
-        done = self.program(shards)
+        done = self.computed({**shards, **self.inputs(given)})
+        self.take(done, given)
+        return self.result(done.values)
+
+    def inputs(self, given: Mapping[str, Tensor]) -> dict[str, Shards]:
+        """The shards of its arguments and constants."""
+        return {name: cut(given[name] if name in given else self.constants[name]()) for name, cut in self.cut.items()}
+
+    def computed(self, shards: Mapping[str, Shards]) -> Outcome:
+        """The outcome for these shards; nothing is changed yet."""
+        return self.program(shards)
+
+    def take(self, done: Outcome, given: Mapping[str, Tensor]) -> None:
+        """The outcome counts for the model."""
         losses = [(self.graph.layout(name).placement, done.values[name]) for name, _ in self.graph.losses]
         self.model.take(done.values, losses, done.grads if self.trains else None, given)
 
+    @property
+    def returned(self) -> Sequence[str]:
+        """The names of the values that it returns."""
+        return tuple(self.results)
+
+    def result(self, values: Mapping[str, Shards]) -> Any:
+        """The result, made of the values of these names."""
+
         def put(var: Var) -> GlobalTensor:
             of, rows = self.results[var.name]
-            found = done.values[var.name] if of.shape else trimmed(done.values[var.name])
+            found = values[var.name] if of.shape else trimmed(values[var.name])
             return wrap(tuple([x if rows and x.is_contiguous() else in_order(x, of) for x in found]), of)
 
         return self.plan.logical.rebuild(mapped(self.graph.result, Var, put))
@@ -96,7 +116,7 @@ class Step:
         self.kind, self.modes = kind, modes
         self.clock = StepClock()
         self.graph, self.name = plan.graph, str(plan.options.name)
-        self.runner: StraightRunner | MicroBatchRunner | None = None
+        self.runner: StraightRunner | ReplayedRunner | MicroBatchRunner | None = None
         self.tensors = frozenset[int]()  # identities of those that modules hold, from the first run on
         self.brought: dict[str, str] = {}  # arguments that added actors bring: the register of each, by path
 
@@ -196,7 +216,7 @@ class Step:
         return RankTimes({r: row[0] / 1e9 for r, row in zip(self.graph.ranks.flat, rows, strict=True)})
 
     @uncollected()
-    def prepare(self) -> StraightRunner | MicroBatchRunner:
+    def prepare(self) -> StraightRunner | ReplayedRunner | MicroBatchRunner:
         """All that the first run does before it can run; when that fails, modules stay what they were."""
         transport()  # processes meet here, since a rank that the plan leaves out may never come to a move
         plan = self.plan
@@ -220,6 +240,8 @@ class Step:
                 x._of_step = self.name
         if plan.pieces:
             self.runner = MicroBatchRunner(plan, plan.pieces, model, self.brought)
+        elif plan.options.cuda_graph:
+            self.runner = ReplayedRunner(StraightRunner(plan, model), self.name)
         else:
             self.runner = StraightRunner(plan, model)
         return self.runner

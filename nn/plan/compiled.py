@@ -117,8 +117,8 @@ def compile(
 
     Without a loss function it is an inference: `step(*args)` is `model(*args)`. There are the options placement=,
     backend=, memory=, clip_grad_norm=, micro_batches=, schedule=, slices=, inputs=, loss_scale=, skip_nonfinite=,
-    leave_gradients=, overlap=, post_validation=, draws= and name=, as `Options` explains them; and plan=, a plan's
-    text, file or `Plan`, which says all of that and how the model lies.
+    leave_gradients=, overlap=, post_validation=, draws=, cuda_graph= and name=, as `Options` explains them; and plan=,
+    a plan's text, file or `Plan`, which says all of that and how the model lies.
     """
     if not isinstance(model, nn.Module):
         raise SbpError(

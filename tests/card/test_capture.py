@@ -242,7 +242,7 @@ def test_a_training_step_is_recorded_and_is_what_it_was(fused: bool) -> None:
 
         def step() -> Tensor:
             loss: Tensor = net(x).square().mean()
-            loss.backward()
+            torch.autograd.backward(loss)
             adam.step()
             adam.zero_grad(set_to_none=True)
             return loss

@@ -141,7 +141,7 @@ class CUDAGraph:
         self.handle: Any = None
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        card().card_graph_draws(self.number, ctypes.c_int64(generator._cdata))
+        card().card_graph_draws(self.number, ctypes.c_int64(getattr(generator, "_cdata")))  # noqa: B009  # torch types it not
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
         modes = ["global", "thread_local", "relaxed"]

@@ -29,6 +29,7 @@ struct Block {
   int card = -1;    // -1: pinned memory of the host
   int stream = -1;  // on which it was asked for
   Pool* pool = nullptr;  // of a graph that it is for
+  bool last = false;     // it was of one that is gone, and goes too
   std::vector<Use> uses;
   std::set<int> recorded;                            // streams that it was said to be used on
   std::vector<std::pair<int, Time>> until;           // of a freed one: what has to be done before it is given again
@@ -85,8 +86,13 @@ void settle() {
       k++;
       continue;
     }
-    std::memset(start, 0xff, block.bytes);
-    idle()[{block.stream, block.bytes}].push_back(start);
+    if (block.last) {
+      c10::free_cpu(start);
+      counts().reserved -= block.bytes;
+    } else {
+      std::memset(start, 0xff, block.bytes);
+      idle()[{block.stream, block.bytes}].push_back(start);
+    }
     all.erase(all.begin() + std::ptrdiff_t(k));
   }
 }
@@ -263,7 +269,7 @@ std::string used(const Region& region, bool writes, int stream, Time time, const
   return "";
 }
 
-// Nobody replays what has used it any more: what is idle goes to all, what is held becomes the holder's alone.
+// Nobody replays what has used it any more: what is idle goes, what is held becomes the holder's alone.
 Pool::~Pool() {
   for (char* start : all) {
     auto at = blocks().find(start);
@@ -271,7 +277,7 @@ Pool::~Pool() {
   }
   for (auto& [key, starts] : idle)
     for (char* start : starts) {
-      Block block{key.second, key.first / STREAMS, key.first};
+      Block block{key.second, key.first / STREAMS, key.first, nullptr, true};
       for (int k = 0; k < cards() * STREAMS; k++)
         if (queue(k).done < queue(k).launched) block.until.emplace_back(k, queue(k).launched);
       leaving().emplace_back(start, std::move(block));

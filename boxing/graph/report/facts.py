@@ -125,6 +125,7 @@ class GraphFacts:
     idle: Sequence[str] = ()  # a line on each axis over which nothing is split
     once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
     account: MoveAccount | None = None  # the seconds of moves by which the choice was made
+    recorded: str = ""  # what a graph of the card has of the step
     late: Sequence[str] = ()  # a line on what a step in micro-batches does once for the whole batch
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 

@@ -44,6 +44,7 @@ def _full(facts: GraphFacts) -> Iterator[str]:
     yield ""
     yield from _memory(facts.memory)
     yield from ([f"frozen: {facts.frozen}"] if facts.frozen else ())
+    yield from ([f"CUDA graph: {facts.recorded}"] if facts.recorded else ())
     yield from (f"eager: {line}" for line in facts.eager)
     yield from (f"idle: {line}" for line in facts.idle)
     sent = [row for row in facts.moves if not row.free]

@@ -21,6 +21,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         f"  choice  {facts.solution or 'unknown'}",
         *_memory(facts.memory),
         *([f"  frozen  {facts.frozen}"] if facts.frozen else ()),
+        *([f"  CUDA graph  {facts.recorded}"] if facts.recorded else ()),
         *(f"  eager   {line}" for line in _few(facts.eager)),
         *(f"  idle    {line}" for line in facts.idle),
     ]

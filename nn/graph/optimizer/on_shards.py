@@ -23,7 +23,7 @@ from ....sbp import Layout
 from ...tensors.tensor import GlobalTensor, wrap
 from .trained import lies_beside
 
-__all__ = ["ALONE", "forget", "step_on_shards"]
+__all__ = ["ALONE", "forget", "known_shards", "step_on_shards"]
 
 # Those that change each element by itself, by what else than its own gradients and its value; all change their state
 # in place. Not here: Adafactor (means of rows and columns, norms), Muon (products of matrices), LBFGS, SparseAdam.
@@ -47,6 +47,11 @@ _known: "WeakKeyDictionary[Optimizer, _Shards]" = WeakKeyDictionary()
 def forget(optimizer: Optimizer) -> None:
     """Its parameters or its state are others now."""
     _known.pop(optimizer, None)
+
+
+def known_shards(optimizer: Optimizer) -> "_Shards | None":
+    """The shards of its parameters and states on which it stepped last, unless one of them is another now."""
+    return _known.get(optimizer)
 
 
 def step_on_shards(optimizer: Optimizer, grads: Mapping[int, tuple[Tensor, ...]]) -> bool:

@@ -82,6 +82,11 @@ class Trained:
         return self._seen == self._stamp()
 
     @property
+    def both(self) -> tuple[GlobalTensor, GlobalTensor]:
+        """The parameter and its master, which may be one: gradients are left on either."""
+        return self.parameter, self.master
+
+    @property
     def mapped(self) -> bool:
         """Whether the optimizer has it in files."""
         return self.host is not None and self.host.to == "disk"
