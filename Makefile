@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
-.PHONY: demo test lint style sweep bench gpu clean
+.PHONY: demo test lint style sweep bench gpu hosts clean
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
@@ -37,6 +37,11 @@ sweep: .venv/.ready
 
 bench: .venv/.ready
 	@$(RUN) benchmarks/boxing.py
+
+# Hosts that are played take the processor in turn: one test after the other, then the table.
+hosts: .venv/.ready
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q -m hosts tests
+	@OMP_NUM_THREADS=1 $(RUN) -m benchmarks.hosts
 
 gpu: .venv/.ready
 	@$(RUN) tools/gpu.py

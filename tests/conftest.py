@@ -38,12 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in beyond_the_sample(items):
         item.add_marker(pytest.mark.sweep)
     items.sort(key=lambda item: item.path.name not in LONG)
-    if config.getoption("--sweep"):
-        return
-    sweeps = [item for item in items if item.get_closest_marker("sweep")]
-    if sweeps:
-        config.hook.pytest_deselected(items=sweeps)
-        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+    asked = {"sweep": config.getoption("--sweep"), "hosts": "hosts" in (config.getoption("-m") or "")}
+    for marker in (marker for marker, wanted in asked.items() if not wanted):
+        if others := [item for item in items if item.get_closest_marker(marker)]:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
 
 
 def pytest_collection_finish() -> None:
