@@ -148,8 +148,12 @@ class Network:
 
     def _counters(self) -> Iterator[tuple[str, int]]:
         for host in self.hosts:
-            said = _in(self.space(host.name), "ip -s -j link show eth0")
-            yield host.name, json.loads(said)[0]["stats64"]["tx"]["bytes"]
+            yield host.name, _sent(self.space(host.name), "eth0")
+
+    def crossed(self) -> dict[str, int]:
+        """Bytes that went over each trunk so far, by its ends: from the first switch `up0`, to it `down0`."""
+        trunks = len({host.switch for host in self.hosts}) - 1
+        return {end: _sent(self._middle, end) for at in range(trunks) for end in (f"up{at}", f"down{at}")}
 
 
 def lacking() -> str:
@@ -169,6 +173,11 @@ def _limit(space: str, wire: str, rate: float) -> None:
     # A burst of 4 ms: what a switch holds back in its buffers, and no more.
     burst = max(int(rate * 1e6 / 8 * 0.004), 16_000)
     _in(space, f"tc qdisc replace dev {wire} root tbf rate {rate:g}mbit burst {burst} latency 100ms")
+
+
+def _sent(space: str, wire: str) -> int:
+    sent: int = json.loads(_in(space, f"ip -s -j link show {wire}"))[0]["stats64"]["tx"]["bytes"]
+    return sent
 
 
 def _ip(*words: str) -> str:
