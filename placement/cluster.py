@@ -92,6 +92,22 @@ class Cluster:
         placement.memo[key] = found
         return found
 
+    def by_levels(self, placement: Placement) -> Placement:
+        """The placement with each axis that crosses units of a level cut in two, across and inside, where its blocks
+        allow it.
+
+        >>> from .grid import placement
+        >>> cluster("two_level").by_levels(placement("cpu:[0-31] as (2, 16)")).shape
+        (2, 2, 8)
+        """
+        known = placement.memo.get(("cluster.by_levels", self))
+        if not isinstance(known, Placement):
+            known = placement
+            for size in self.capacity[-2::-1]:
+                known = _cut(known, size)
+            placement.memo["cluster.by_levels", self] = known
+        return known
+
     def between(self, here: Placement, there: Placement) -> tuple[float, float]:
         """Latency and bandwidth of the smallest level that holds both placements.
 
@@ -255,6 +271,20 @@ def _presets() -> dict[str, Cluster]:
 
 def _read(table: Mapping[str, object], where: str) -> Cluster:
     return Cluster(**parts_of(table, where, Cluster))
+
+
+def _cut(p: Placement, size: int) -> Placement:
+    """The placement with each axis cut in two that crosses units of so many ranks."""
+    shape: list[int] = []
+    for axis, n in enumerate(p.shape):
+        groups = [[rank // size for rank in group] for group in p.groups((axis,))]
+        inside = next(
+            b
+            for b in range(n, 0, -1)
+            if n % b == 0 and all(len({*g[i : i + b]}) == 1 for g in groups for i in range(0, n, b))
+        )
+        shape += [n // inside, inside] if 1 < inside < n else [n]
+    return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
 
 
 def _rate(device: Device, dtype: str) -> float:

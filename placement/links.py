@@ -11,7 +11,7 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
     halo, halo_sum       what a rank's windows see of others' pieces, and its gradient on the way back; one hop
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil, log2, prod
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from .grid import Placement
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
 EVERYBODY_ADDS = 1.4
 
-__all__ = ["EVERYBODY_ADDS", "Links", "Price"]
+__all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks"]
 
 Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
 
@@ -43,17 +43,27 @@ class Links(NamedTuple):
     sizes: tuple[int, ...]
     link: Callable[[tuple[int, ...]], tuple[float, float]]
     reductions: tuple[str, ...] = ("all_reduce", "all_reduce_once")
+    fine: "Links | None" = None  # with axes that cross hosts cut in two, where moves go in steps
+    parts: tuple[tuple[int, ...], ...] = ()  # the axes of those that each axis here is cut into, the outer one first
 
     @classmethod
     def of(cls, placement: Placement, cluster: Cluster) -> "Links":
         links = cls(placement.shape, lambda axes: cluster.link(placement, axes))
-        # NCCL's own all_reduce is already quick for what is small; adding up by hand would be a kernel a term.
-        return links if not family(placement.type).card else links._replace(reductions=("all_reduce",))
+        # NCCL's own all_reduce is already quick for what is small, and knows hosts; adding up by hand would be a kernel
+        # a term.
+        if family(placement.type).card:
+            return links._replace(reductions=("all_reduce",))
+        fine = cluster.by_levels(placement)
+        if fine is placement:
+            return links
+        inner = cls(fine.shape, lambda axes: cluster.link(fine, axes))
+        return links._replace(fine=inner, parts=tuple(blocks(placement.shape, fine.shape)))
 
     @property
     def without_latency(self) -> "Links":
         """The same where many moves go at once."""
-        return self._replace(link=lambda axes: (0.0, self.link(axes)[1]))
+        fine = self.fine and self.fine.without_latency
+        return self._replace(link=lambda axes: (0.0, self.link(axes)[1]), fine=fine)
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)
@@ -68,6 +78,19 @@ class Links(NamedTuple):
         }.get(kind, size * (n - 1) / n)
         return Price(self.seconds(kind, axes, moved), moved)
 
+    def stepwise(self, kind: str, axis: int, moved: Bytes) -> Bytes:
+        """The seconds of an all_gather or a reduce_scatter over an axis, for one that crosses hosts in steps: few bytes
+        between hosts, and the rest inside of them."""
+        if self.fine is None or len(self.parts[axis]) < 2:
+            return self.seconds(kind, (axis,), moved)
+        pieces, total = 1, 0.0 * moved
+        for part in self.parts[axis]:
+            size = self.fine.sizes[part]
+            share = (size - 1) * pieces / (self.sizes[axis] - 1)
+            total = total + self.fine.seconds(kind, (part,), moved * share)
+            pieces *= size
+        return total
+
     def seconds(self, kind: str, axes: tuple[int, ...], moved: Bytes) -> Bytes:
         """The seconds of one collective over `axes` in which the busiest rank receives `moved` bytes."""
         latency, bandwidth = self.link(axes)
@@ -81,3 +104,17 @@ class Links(NamedTuple):
             hops = 1
         work = moved * EVERYBODY_ADDS if kind == "all_reduce_once" else moved
         return hops * latency + work / bandwidth
+
+
+def blocks(coarse: Sequence[int], fine: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """For each axis of a grid those that it is cut into in a finer one.
+
+    >>> list(blocks((2, 16), (2, 2, 8)))
+    [(0,), (1, 2)]
+    """
+    at = 0
+    for size in coarse:
+        start = at
+        while prod(fine[start:at]) < size:
+            at += 1
+        yield tuple(range(start, at))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...placement import Cluster, Placement
 from ...placement.device import family
 from ...placement.grid import placement as make_placement
-from ...placement.links import Links, Price
+from ...placement.links import Links, Price, blocks
 from ...sbp import Layout, State
 from ...sbp.state import overlap
 from .program import collective, transfer
@@ -68,7 +68,7 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
     if src.state.windows or dst.state.windows:
         return _through_windows(src, dst, cluster)
     if p is q:
-        return _within(src, dst.state, cluster)
+        return _over_levels(src, dst, cluster)
     if p.type != q.type:
         # Into a card's memory first and out of it last, so that the network carries what cards hold.
         there, kind = (src, q.type) if family(q.type).card else (dst, p.type)
@@ -150,6 +150,24 @@ def _within(src: Layout, state: State, cluster: Cluster) -> list[Move]:
     return moves
 
 
+def _over_levels(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
+    """Moves on one placement. Where an axis of it crosses hosts, also in steps inside of hosts and between them: what
+    goes over the slower links is added up before, and gathered behind. NCCL sees to that itself."""
+    plain = _within(src, dst.state, cluster)
+    p = src.placement
+    fine = p if family(p.type).card else cluster.by_levels(p)
+    if fine is p or not any(move.price.bytes for move in plain):
+        return plain
+    a, b = _regrid(src, fine), _regrid(dst, fine)
+    if a is None or b is None:
+        return plain
+    return min((plain, _within(a, b.state, cluster)), key=_cost)
+
+
+def _cost(way: list[Move]) -> tuple[float, float, int]:
+    return sum(m.price.time for m in way), sum(m.price.bytes for m in way), len(way)
+
+
 def _common_grid(p: Placement, q: Placement) -> Placement | None:
     """The coarsest grid of which both are blocks of neighbouring axes, or None where their cuts do not nest."""
     cuts = {prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)}
@@ -162,21 +180,15 @@ def _common_grid(p: Placement, q: Placement) -> Placement | None:
 
 def _regrid(layout: Layout, fine: Placement) -> Layout | None:
     """The layout on a finer grid; None where cutting in steps gives other pieces than cutting at once."""
-    blocks: list[tuple[int, ...]] = []
-    at = 0
-    for size in layout.placement.shape:
-        start = at
-        while prod(fine.shape[start:at]) < size:
-            at += 1
-        blocks.append(tuple(range(start, at)))
-    dims = tuple(tuple(chain.from_iterable(blocks[f] if f >= 0 else (f,) for f in d)) for d in layout.state.dims)
-    partial = tuple(chain.from_iterable(blocks[a] for a in layout.state.partial))
+    parts = list(blocks(layout.placement.shape, fine.shape))
+    dims = tuple(tuple(chain.from_iterable(parts[f] if f >= 0 else (f,) for f in d)) for d in layout.state.dims)
+    partial = tuple(chain.from_iterable(parts[a] for a in layout.state.partial))
     found = Layout(fine, State(dims, partial, layout.state.reduction), layout.shape, layout.dtype)
     return found if all(found.spans(r) == layout.spans(r) for r in fine.flat) else None
 
 
 def _between(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
-    goal = _regrid(dst, _host_grid(dst.placement, cluster)) or dst
+    goal = _regrid(dst, cluster.by_levels(dst.placement)) or dst
     ways = []
     for first in _whole_sources(src, cluster):
         there = first[-1].dst if first else src
@@ -184,22 +196,7 @@ def _between(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
             price = _transfer_price(there, target, cluster)
             last = _within(target, goal.state, cluster)
             ways.append([*first, Move("transfer", there, target, (), price), *last])
-    return min(ways, key=lambda way: (sum(m.price.time for m in way), sum(m.price.bytes for m in way), len(way)))
-
-
-def _host_grid(p: Placement, cluster: Cluster) -> Placement:
-    """The placement with each axis that crosses hosts cut in two, across and inside, where its blocks allow it."""
-    size = cluster.capacity[0]
-    shape: list[int] = []
-    for axis, n in enumerate(p.shape):
-        groups = [[rank // size for rank in group] for group in p.groups((axis,))]
-        inside = next(
-            b
-            for b in range(n, 0, -1)
-            if n % b == 0 and all(len({*g[i : i + b]}) == 1 for g in groups for i in range(0, n, b))
-        )
-        shape += [n // inside, inside] if 1 < inside < n else [n]
-    return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
+    return min(ways, key=_cost)
 
 
 def _whole_sources(src: Layout, cluster: Cluster) -> Iterator[list[Move]]:

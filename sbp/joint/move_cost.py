@@ -153,7 +153,9 @@ def _seconds(src: Codes, dst: Codes, local: Vector, links: Links) -> Vector:
         n, mask = links.sizes[axis], steps[..., axis] == step
         if step in _COLLECTIVES:
             received = local * (n - 1) if step == GATHER else local * (n - 1) / n
-            np.add(time, links.seconds(_COLLECTIVES[step], (axis,), received), out=time, where=mask)
+            kind = _COLLECTIVES[step]
+            spent = links.seconds(kind, (axis,), received) if step == SWAP else links.stepwise(kind, axis, received)
+            np.add(time, spent, out=time, where=mask)
         if step in (CUT, SCATTER):
             np.divide(local, n, out=local, where=mask)
         elif step == GATHER:
@@ -176,7 +178,7 @@ def _summed(adds: npt.NDArray[np.bool_], local: Vector, links: Links) -> Vector:
     axes = range(len(links.sizes))
     for axis in sorted(axes, key=lambda a: -links.link((a,))[1]):
         n, mask = links.sizes[axis], adds[..., axis]
-        np.add(time, 2 * links.seconds("reduce_scatter", (axis,), held * (n - 1) / n), out=time, where=mask)
+        np.add(time, 2 * links.stepwise("reduce_scatter", axis, held * (n - 1) / n), out=time, where=mask)
         np.divide(held, n, out=held, where=mask)
     together = adds @ (1 << np.arange(len(axes)))  # a bit an axis
     for bits in np.bincount(together.ravel())[1:].nonzero()[0] + 1:

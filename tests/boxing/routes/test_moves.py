@@ -5,7 +5,7 @@ import pytest
 from sbpflow.boxing import plan
 from sbpflow.placement import cluster, placement, use_cluster
 from sbpflow.placement.links import Links, Price
-from sbpflow.sbp import B, Layout, P, S, layout
+from sbpflow.sbp import B, Broadcast, Layout, P, Partial, S, Split, layout
 from tests.boxing.oracle import GRIDS, broken, every_pair, grid, network, ordered, sample
 
 ON_ALL_GRIDS = pytest.mark.parametrize("axes", GRIDS, ids=str)
@@ -80,3 +80,24 @@ def test_a_sum_on_its_way_to_other_ranks_is_gathered_for_nobody_who_wants_pieces
     way = plan(src, dst)
     assert way.route == "reduce_scatter, transfer"
     assert way.total == 4 * src.nbytes
+
+
+@pytest.mark.parametrize(("src", "dst", "wholes"), [(P, S(0), 1), (S(0), B, 1), (P, B, 2)], ids=str)
+def test_over_an_axis_that_crosses_hosts_each_of_them_sends_what_the_others_lack_once(
+    src: Partial, dst: Broadcast | Split, wholes: int
+) -> None:
+    """Added up inside of a host before, gathered there behind: 4 hosts of 2 ranks send three quarters of the tensor
+    each time, and twice as much where every rank sends to every other."""
+    p = placement("cpu:[0-7]")
+    with use_cluster(cluster("two_level").with_node(2)):
+        way = plan(layout(p, src, (64, 16)), layout(p, dst, (64, 16)))
+    parts = [
+        (rank, part) for rank in p.flat for exchanges in way.programs(rank) for one in exchanges for part in one.sends
+    ]
+    assert sum(part.numel for rank, part in parts if part.peer // 2 != rank // 2) == wholes * 3 * 64 * 16
+
+
+def test_a_card_leaves_hosts_to_the_collectives_of_its_backend() -> None:
+    p = placement("cuda:[0-15]")
+    with use_cluster("h100x8"):
+        assert all(move.src.placement is p for move in plan(layout(p, P, (64, 16)), layout(p, B, (64, 16))).moves)
