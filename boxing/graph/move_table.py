@@ -157,16 +157,17 @@ def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[s
     """The names of axes.
 
     Between two grids of the same ranks, whose common one has no names, they are those of either grid for the same
-    groups: `data=expert`."""
+    groups: `data=expert`; and on a grid that is cut where an axis crosses hosts, that of the axis."""
     if place.names or not axes:
         return axes_of(place, axes)
     groups = set(map(frozenset, place.groups(axes)))
-    found = dict.fromkeys(
-        name
+    named = [
+        (name, set(map(frozenset, grid.groups((a,)))))
         for grid in (plan.src.placement, plan.dst.placement)
         for a, name in enumerate(grid.names or ())
-        if set(map(frozenset, grid.groups((a,)))) == groups
-    )
+    ]
+    found = dict.fromkeys(name for name, whole in named if whole == groups)
+    found = found or dict.fromkeys(name for name, whole in named if all(any(g <= h for h in whole) for g in groups))
     return ("=".join(found),) if found else axes_of(place, axes)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from sbpflow.boxing import plan
+from sbpflow.boxing.graph.move_table import ways_of
 from sbpflow.placement import cluster, placement, use_cluster
 from sbpflow.placement.links import Links, Price
 from sbpflow.sbp import B, Broadcast, Layout, P, Partial, S, Split, layout
@@ -101,3 +102,12 @@ def test_a_card_leaves_hosts_to_the_collectives_of_its_backend() -> None:
     p = placement("cuda:[0-15]")
     with use_cluster("h100x8"):
         assert all(move.src.placement is p for move in plan(layout(p, P, (64, 16)), layout(p, B, (64, 16))).moves)
+
+
+def test_steps_between_hosts_and_inside_of_them_are_told_as_over_the_axis_that_crosses_them() -> None:
+    p = placement("cpu:[0-7] as (data=8)")
+    with use_cluster(cluster("two_level").with_node(2)):
+        ways = ways_of(plan(layout(p, P, (64, 16)), layout(p, B, (64, 16))))
+    assert [(way.kind, way.axes) for way in ways] == [
+        ("reduce_scatter", ("data",)), ("all_reduce", ("data",)), ("all_gather", ("data",)),
+    ]  # fmt: skip
