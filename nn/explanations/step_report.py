@@ -12,12 +12,15 @@ from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
 from ...placement.cluster import default_cluster
+from ...placement.device import family
 from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
 from ..graph.choose.choose import Decided
 from ..graph.memory.liveness import RankMemory
 from ..graph.passes import said
+from ..graph.run.program import Program
 from ..graph.step import Step
+from .hidden_moves import hidden_seconds
 from .idle_axes import said_of_idle
 
 __all__ = ["explained", "parts_of"]
@@ -53,8 +56,9 @@ def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
     cost, greedy, bound = found.cost / many, found.greedy / many, found.bound / many
     solution = SearchReport(cost, greedy if greedy < inf else None, bound, found.method, found.seconds, many)
     memory = MemoryReport(step.held_of(live), None if limit is None else int(limit), estimates, decided.again)
-    spent = _spent(decided)
-    costs = tuple(_costs(decided))
+    spent, costs = _spent(decided), tuple(_costs(decided))
+    if spent.hidden and isinstance(step.program, Program) and not _on_cards(graph):
+        spent = _in_order(step.program, spent, costs)
     account = _account(graph, decided)
     whole = _whole_updates(graph, account)
     late = whole if account.piped else 0.0
@@ -73,6 +77,20 @@ def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
     )
     copying = max((_copying(graph, *of.stowed) for of in live.values()), default=0.0)
     return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
+
+
+def _on_cards(graph: Physical) -> bool:
+    return any(family(value.layout.placement.type).card for value in graph.values.values())
+
+
+def _in_order(program: Program, spent: "_Spent", costs: Sequence[Cost]) -> "_Spent":
+    """The same with what the step's order hides in truth. The choice takes it that all computing hides all moves, which
+    links between hosts are too slow for: a card's order is not asked, as its moves hide nearly so."""
+    order = program.planned
+    hidden = hidden_seconds(order.todo, program.stages, order.transfers, {str(cost.of): cost.seconds for cost in costs})
+    moving = spent.hidden + spent.waited
+    hidden = min(max(hidden, 0.0), spent.hidden)
+    return spent._replace(hidden=hidden, waited=moving - hidden)
 
 
 def _copying(graph: Physical, memory: int, files: int) -> float:

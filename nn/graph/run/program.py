@@ -70,6 +70,11 @@ class Program:
         return self._made[0]
 
     @property
+    def planned(self) -> Order:
+        """The same before anything is compiled, by the graph alone."""
+        return self._scheduled({})
+
+    @property
     def text(self) -> str:
         """The function that runs it."""
         return self._made[1].text

@@ -1,0 +1,65 @@
+"""The seconds of a step's moves that its order hides beside computing, played on a clock: nothing runs.
+
+segments   ==A==   ==B==           ==C==        a rank computes one thing after the other
+moves           ---a---b---b---             and its link carries one move after the other
+                           ^^^^ waited for: not hidden
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...boxing.graph.buckets import packed
+from ...boxing.plan import plan
+from ..graph.instructions.computing import Backward, FirstHalf, SecondHalf, SegmentWork
+from ..graph.instructions.instruction import Instruction
+from ..graph.instructions.moves import MoveNow, StartMove, WaitForMove
+from ..graph.lower.registers import Transfer
+from ..graph.lower.segments import Segment, Stage
+
+__all__ = ["hidden_seconds"]
+
+
+def hidden_seconds(
+    todo: Iterable[Instruction], stages: Sequence[Stage], transfers: Sequence[Transfer], costs: Mapping[str, float]
+) -> float:
+    """Seconds by which a list ends sooner than if each move were waited for where it starts; `costs` are those of ops,
+    by the names of their first results."""
+    now = link = computing = moving = 0.0
+    due: dict[int, float] = {}
+    for do in todo:
+        if isinstance(do, SegmentWork):
+            spent = _computing(do, do.segment(stages), costs)
+            computing, now = computing + spent, now + spent
+        elif isinstance(do, MoveNow | StartMove):
+            spent = _moving(transfers[do.number])
+            moving, link = moving + spent, max(link, now) + spent
+            if isinstance(do, StartMove):
+                due[do.number] = link
+            elif spent:
+                now = link
+        elif isinstance(do, WaitForMove):
+            now = max(now, due.pop(do.number))
+    return moving - (max([now, *due.values()]) - computing)
+
+
+def _computing(do: SegmentWork, segment: Segment, costs: Mapping[str, float]) -> float:
+    """Seconds of a segment one way: a third of an op that has a gradient goes forward, and a third each makes the
+    gradients of its inputs and of its weights."""
+    found = 0.0
+    for op in segment.ops:
+        seconds = costs.get(op.outputs[0].name, 0.0)
+        trained = any(value.grad for value in op.outputs)
+        if isinstance(do, FirstHalf | SecondHalf):
+            found += seconds / 3 * trained
+        elif isinstance(do, Backward):
+            found += seconds * 2 / 3 * trained
+        else:
+            found += seconds / 3 if trained else seconds
+    return found
+
+
+def _moving(transfer: Transfer) -> float:
+    """Seconds of a move by its own routes, of a bucket by that of all its members."""
+    if transfer.together and not transfer.encodings:
+        bucket = packed(transfer.pairs)
+        return plan(bucket.src, bucket.dst).price.time
+    return sum(way.price.time for way in transfer.plans)
