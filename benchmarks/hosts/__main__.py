@@ -21,91 +21,34 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from signal import SIGTERM, signal
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 import sbpflow as flow
+from benchmarks.hosts.models import MODELS
+from benchmarks.hosts.networks import SHAPES, Counters, Shape, put_whole
+from benchmarks.hosts.ways import OURS, PEERS, WAITS, Way, way
 from benchmarks.parts.alone import aligned
 from benchmarks.parts.command import command_line, reported
-from benchmarks.parts.host_models import MODELS
-from benchmarks.parts.host_ways import OURS, PEERS, Way, way
-from sbpflow.placement.hardware import Level, RankLink
-from tools.hosts import Host, Network, lacking
+from tools.hosts import Network, lacking
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = ROOT / "benchmarks" / "measured" / "hosts.jsonl"
-WARM, ROUNDS, STEPS, LIMIT = 3, 3, 1, 400.0
+WARM, ROUNDS, STEPS, LIMIT = 2, 3, 1, 400.0
 AIM, HALF = 1.0, 0.8  # of the quickest peer's time: in each case, and in half of them
 Row: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A shape of network; `mesh` is that of HSDP, and `cluster` what a file says of it."""
-
-    hosts: tuple[Host, ...]
-    cluster: flow.Cluster
-    mesh: tuple[int, int] | None = None
-    trunk: float = 200.0
-    slow: tuple[str, ...] = ()  # ends of the slow link; else those of all hosts
-
-    @property
-    def ranks(self) -> int:
-        return sum(host.ranks for host in self.hosts)
-
-
-def _cluster(levels: Sequence[Level], links: Sequence[RankLink] = ()) -> flow.Cluster:
-    """A cluster of CPUs that share two cores, with these levels."""
-    preset = flow.cluster("cpu")
-    device = replace(preset.device, flops={name: rate / 2 for name, rate in preset.device.flops.items()})
-    return flow.Cluster("played", tuple(levels), device, tuple(links))
-
-
-def _rate(mbits: float, ranks: int = 1) -> float:
-    """Bytes a second that are left of a rate for each rank that shares it, below the heads of packets."""
-    return mbits * 1e6 / 8 * 0.95 / ranks
-
-
-HOP = 3e-4  # seconds
-INSIDE = Level("host", 2, 1e-4, 5e8)
-SHAPES = {
-    "two": Shape(
-        (Host("a", 2, 200), Host("b", 2, 200)),
-        _cluster([INSIDE, Level("network", 2, HOP, _rate(200, 2))]),
-        mesh=(2, 2),
-    ),
-    "unequal": Shape(
-        (Host("a", 2, 400), Host("b", 1, 200), Host("c", 1, 100)),
-        _cluster(
-            [INSIDE, Level("network", 2, HOP, _rate(400, 2))],
-            [
-                RankLink((a, b), HOP, _rate(rate, ranks))
-                for a, b, rate, ranks in (
-                    (0, 2, 200, 2), (1, 2, 200, 2), (0, 3, 100, 2), (1, 3, 100, 2), (2, 3, 100, 1)
-                )
-            ],
-        ),
-    ),
-    "pairs": Shape(
-        tuple(Host(name, 1, 400, switch) for name, switch in (("a", 0), ("b", 0), ("c", 1), ("d", 1))),
-        _cluster([Level("pair", 2, HOP, _rate(400)), Level("trunk", 2, 2 * HOP, _rate(100, 2))]),
-        mesh=(2, 2),
-        trunk=100.0,
-        slow=("up0", "down0"),
-    ),
-}  # fmt: skip
 
 
 def main() -> None:
     parser = command_line(__doc__, MODELS)
     parser.add_argument("--networks", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--ways", nargs="+", choices=[*PEERS, *OURS], default=[*PEERS, *OURS])
-    parser.add_argument("--rows", type=Path, help="also append what was measured to this file, a case a line")
+    parser.add_argument("--rows", type=Path, help="a file of rows: cases that it has are not run again, others added")
     options = parser.parse_args()
     if options.job:
         rank(json.loads(options.job))
@@ -113,6 +56,7 @@ def main() -> None:
     if said := lacking():
         print(f"benchmarks.hosts: {said}")
         return
+    signal(SIGTERM, lambda *_: sys.exit("ended"))  # what plays the hosts is taken down
     rows = list(_measured(options))
     if options.write:
         ROWS.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -122,11 +66,14 @@ def main() -> None:
 
 def _measured(options: argparse.Namespace) -> Iterator[Row]:
     models = options.only[:1] if options.quick else options.only
+    known = [json.loads(line) for line in options.rows.open()] if options.rows and options.rows.exists() else []
+    yield from known
     for name in options.networks[:1] if options.quick else options.networks:
         for model in models:
             job = {"model": model, "network": name, "rounds": 1 if options.quick else ROUNDS}
-            ways = [each for each in options.ways if each != "HSDP" or SHAPES[name].mesh]
-            for row in case(job, ways):
+            there = {row["way"] for row in known if (row["model"], row["network"]) == (model, name)}
+            ways = [each for each in options.ways if each not in there and (each != "HSDP" or SHAPES[name].mesh)]
+            for row in case(job, ways) if ways else ():
                 print(_line(row), file=sys.stderr, flush=True)
                 if options.rows:
                     with options.rows.open("a") as file:
@@ -137,6 +84,10 @@ def _measured(options: argparse.Namespace) -> Iterator[Row]:
 def case(job: Row, ways: list[str]) -> list[Row]:
     """A model on a network by all of these ways; where that fails, each of them alone."""
     rows, why = _played(job, ways)
+    for row in rows:
+        for a, b in zip(row["losses"], rows[0]["losses"], strict=True):
+            if abs(a - b) > 1e-3 * abs(b):
+                row["failed"] = f"losses {row['losses']}, those of {rows[0]['way']} {rows[0]['losses']}"
     left = [each for each in ways if each not in {row["way"] for row in rows}]
     if left == ways[-1:] and len(ways) == 1:
         rows.append({**job, "way": ways[0], "failed": why})
@@ -158,19 +109,15 @@ def _played(job: Row, ways: list[str]) -> tuple[list[Row], str]:
             until, answered = time.monotonic() + LIMIT, 0
             while any(each.poll() is None for each in running.values()) and time.monotonic() < until:
                 if (folder / f"asked{answered}").exists():
-                    _whole(folder / f"answer{answered}", {**net.sent(), **net.crossed()})
+                    put_whole(folder / f"answer{answered}", {**net.sent(), **net.crossed()})
                     answered += 1
+                if any(each.poll() for each in running.values()):
+                    until = min(until, time.monotonic() + 20)  # for what the others have to say
                 time.sleep(0.005)
         late = any(each.poll() is None for each in running.values())
         rows = [json.loads(path.read_text()) for path in sorted(folder.glob("row-*"))]
         lines = [line for line in (folder / "said").read_text().splitlines() if "Error" in line] or ["nothing"]
         return rows, f"took more than {LIMIT:g} s" if late else lines[0].strip()[:300]
-
-
-def _whole(path: Path, value: object) -> None:
-    """Write a file that others never see in part."""
-    path.with_suffix(".new").write_text(json.dumps(value))
-    path.with_suffix(".new").rename(path)
 
 
 def rank(job: Row) -> None:
@@ -180,7 +127,7 @@ def rank(job: Row) -> None:
     folder, shape = Path(job["folder"]), SHAPES[job["network"]]
     flow.use_cluster(folder / "cluster.toml")
     flow.init(timeout=60)
-    counted = _Counters(folder)
+    counted = Counters(folder)
     made: dict[str, Way] = {}
     rows: dict[str, Row] = {}
     for name in job["ways"]:
@@ -197,44 +144,9 @@ def rank(job: Row) -> None:
     for name, each in made.items():
         rows[name] |= each.about()
         if dist.get_rank() == 0:
-            _whole(folder / f"row-{list(made).index(name)}", rows[name])
+            put_whole(folder / f"row-{list(made).index(name)}", rows[name])
     dist.barrier()
     dist.destroy_process_group()
-
-
-class _Counters:
-    """The counters of all interfaces, which whoever plays the hosts reads when the first rank asks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, 0
-
-    def during(self, step: Callable[[], object], steps: int) -> tuple[float, dict[str, float]]:
-        """Seconds of a step, of the slowest rank, and bytes of a step by interface."""
-        before = self.now()
-        dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            step()
-        seconds = torch.tensor((time.perf_counter() - begin) / steps)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        after = self.now()
-        return seconds.item(), {name: (after[name] - before[name]) / steps for name in before}
-
-    def now(self) -> dict[str, int]:
-        dist.barrier()
-        told: dict[str, int] = {}
-        if dist.get_rank() == 0:
-            time.sleep(0.05)  # what the barrier sent has gone by then
-            _whole(self.folder / f"asked{self.asked}", None)
-            answer = self.folder / f"answer{self.asked}"
-            while not answer.exists():
-                time.sleep(0.002)
-            told = json.loads(answer.read_text())
-        self.asked += 1
-        given: list[Any] = [told]
-        dist.broadcast_object_list(given)
-        counters: dict[str, int] = given[0]
-        return counters
 
 
 def slow(row: Row) -> tuple[float, float]:
@@ -260,21 +172,38 @@ def shown(rows: Sequence[Row]) -> Iterator[str]:
         "**A training step over slow links**, forward, backward and AdamW: MB that the busiest end of the slow link "
         "sends a step (by the counters of interfaces), and seconds of a step, of the slowest rank, median of rounds in "
         "turn. *found* is the planner's answer for a file with the network's rates. Ratios are to the best peer of the "
-        "row: bytes of all ends of the slow link, and time."
+        "row: bytes of all ends of the slow link, and time. *hidden* is what the answer takes less than with each move "
+        "waited for at once, and *told* what `explain()` says of that."
     )
     for network in dict.fromkeys(row["network"] for row in rows):
         mine = [row for row in rows if row["network"] == network]
-        ways = list(dict.fromkeys(row["way"] for row in mine))
+        ways = [each for each in (*PEERS, *OURS) if each != WAITS and any(row["way"] == each for row in mine)]
         yield ""
         yield f"{network}: {_about(SHAPES[network])}"
         yield ""
-        head = ["model", *(f"{'found' if each == 'planner' else each}, MB | s" for each in ways), "bytes", "time"]
+        head = [
+            "model",
+            *(f"{'found' if each == 'planner' else each}, MB | s" for each in ways),
+            "bytes",
+            "time",
+            "hidden, s",
+            "told",
+        ]
         table = [" | ".join(head).split(" | ")]
         for model in dict.fromkeys(row["model"] for row in mine):
             found = {row["way"]: row for row in mine if row["model"] == model}
             cells = [cell for each in ways for cell in _cells(found.get(each))]
-            table.append([model, *cells, *_ratios(found)])
+            table.append([model, *cells, *_ratios(found), *_hidden(found)])
         yield from aligned(table)
+
+
+def _hidden(found: dict[str, Row]) -> tuple[str, str]:
+    """Seconds that waiting for each move at once takes more, and how many `explain()` tells as hidden."""
+    mine, waiting = (found.get(name, {"failed": ""}) for name in ("planner", WAITS))
+    if "failed" in mine or "failed" in waiting:
+        return "", ""
+    more = statistics.median(waiting["seconds"]) - statistics.median(mine["seconds"])
+    return f"{more:.2f}", f"{mine['hidden']:.2f}"
 
 
 def _about(shape: Shape) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 __all__ = ["MODELS", "Batch", "Mean", "Model", "loss_of"]
 
 Batch = dict[str, Tensor]
-WORDS, ROWS = 2048, 16
+WORDS, ROWS = 2048, 8
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _mlp(width: int = 1024) -> nn.Module:
     return Classes(Blocks(*layers, nn.Linear(width, 10)))
 
 
-def _words(rows: int = ROWS, length: int = 32) -> Batch:
+def _words(rows: int = ROWS, length: int = 16) -> Batch:
     ids = torch.randint(3, WORDS, (rows, length))
     return {"input_ids": ids, "labels": ids.clone()}
 
@@ -182,7 +182,7 @@ DECODER: dict[str, Any] = {
     "pad_token_id": 0,
 }  # fmt: skip
 MODELS = {
-    "mlp": Model(_mlp, lambda: {"x": torch.randn(512, 1024), "labels": torch.arange(512) % 10}),
+    "mlp": Model(_mlp, lambda: {"x": torch.randn(128, 1024), "labels": torch.arange(128) % 10}),
     "gpt2": Model(
         _of_transformers("GPT2LMHeadModel", "GPT2Config", vocab_size=WORDS, n_embd=384, n_layer=2, n_head=4,
                          n_positions=64, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0, embd_pdrop=0.0,
@@ -208,17 +208,17 @@ MODELS = {
         _words,
     ),
     "embedding": Model(
-        Tables, lambda: {"x": torch.randint(16384, (256, 8)), "labels": torch.arange(256) % 10}
+        Tables, lambda: {"x": torch.randint(16384, (128, 8)), "labels": torch.arange(128) % 10}
     ),
     "lstm": Model(
-        Sequences, lambda: {name: torch.randint(WORDS, (ROWS, 16)) for name in ("x", "labels")}
+        Sequences, lambda: {name: torch.randint(WORDS, (ROWS, 8)) for name in ("x", "labels")}
     ),
-    "unet": Model(UNet, lambda: {"x": torch.randn(8, 3, 32, 32), "labels": torch.randn(8, 3, 32, 32)}),
+    "unet": Model(UNet, lambda: {"x": torch.randn(4, 3, 32, 32), "labels": torch.randn(4, 3, 32, 32)}),
     "wide": Model(
         WideAndDeep,
         lambda: {
-            "x": torch.randint(20_000, (128, 8)), "crossed": torch.randint(200_000, (128, 8)),
-            "labels": torch.arange(128) % 4,
+            "x": torch.randint(20_000, (64, 8)), "crossed": torch.randint(200_000, (64, 8)),
+            "labels": torch.arange(64) % 4,
         },
     ),
 }  # fmt: skip

@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -12,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sbpflow as flow
-from benchmarks.parts.host_models import Batch, Model, loss_of
+from benchmarks.hosts.models import Model, loss_of
 
-__all__ = ["OURS", "PEERS", "PLANS", "Way", "found", "way"]
+__all__ = ["OURS", "PEERS", "PLANS", "WAITS", "Way", "found", "way"]
 
 PEERS = ("DDP", "FSDP2", "HSDP")
 PLANS = {
@@ -22,7 +24,8 @@ PLANS = {
     "zero1": "grid (data=*)\nstates **: data=S(0)",
     "zero3": "grid (data=*)\n**: data=S(0)",
 }
-OURS = (*PLANS, "planner")
+WAITS = "planner, waiting"
+OURS = (*PLANS, "planner", WAITS)
 
 
 class Way:
@@ -80,8 +83,11 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> None:
 def _ours(name: str, model: Model) -> Way:
     made, batch = model.made(), model.given()
     optimizer = torch.optim.AdamW(made.parameters(), 1e-4)
-    text = found(model, batch) if name == "planner" else PLANS[name]
+    text = PLANS.get(name) or found(model)
     step: Any = flow.compile(made, loss_of, optimizer, plan=text)
+    if name == WAITS:  # a step whose moves are all waited for where they start
+        with patch("sbpflow.nn.graph.tasks.straight.overlapped", lambda todo, *_, **__: todo):
+            step.step_for(**batch).program.prepare()
 
     def about() -> dict[str, Any]:
         report = step.explain()
@@ -90,13 +96,14 @@ def _ours(name: str, model: Model) -> Way:
     return Way(lambda: step(**batch), part=False, about=about)
 
 
-def found(model: Model, batch: Batch) -> str:
+@cache
+def found(model: Model) -> str:
     """The planner's answer for the cluster in use, which the first rank asks for."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = model.made()
+            made, batch = model.made(), model.given()
             optimizer = torch.optim.AdamW(made.parameters(), 1e-4)
             told = [str(flow.plan(made, batch, loss_fn=loss_of, optimizer=optimizer))]
     dist.broadcast_object_list(told)
