@@ -187,8 +187,14 @@ def _map_file(path: str, size: int) -> mmap.mmap:
 
 
 def this_host() -> str:
-    """The host that this process is on; what SBPFLOW_HOST says, where several stand for hosts of their own."""
-    return os.environ.get("SBPFLOW_HOST") or f"{socket.gethostname()}:{_boot_id()}"
+    """The host that this process is on; what SBPFLOW_HOST says, where several stand for hosts of their own.
+
+    Containers of one machine may have one name; they are one host only if they see each other's memory and processes.
+    """
+    seen = [str(os.stat(memory_folder()).st_dev)]
+    with suppress(OSError):
+        seen.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    return os.environ.get("SBPFLOW_HOST") or ":".join([socket.gethostname(), _boot_id(), *seen])
 
 
 def _boot_id() -> str:

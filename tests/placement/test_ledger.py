@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from sbpflow.placement import ledger as module
 from sbpflow.placement.hosts.page import stamp
-from sbpflow.placement.ledger import Ledger
+from sbpflow.placement.ledger import Ledger, memory_folder, this_host
 from sbpflow.placement.world import store, world
 from tests.ranks import Fresh
 
@@ -135,6 +136,20 @@ def test_ranks_of_other_hosts_do_not_show(monkeypatch: pytest.MonkeyPatch) -> No
     assert alone.fault(1) is None
     assert alone.remote_fault() is None
     assert alone.where(1) == "on another host"
+
+
+def test_containers_of_one_name_are_hosts_of_their_own_where_they_share_no_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each mount of memory has a device of its own; here another file system stands for another one's."""
+    monkeypatch.delenv("SBPFLOW_HOST", raising=False)
+    here = this_host()
+    assert here == this_host()
+    other = next((path for path in ("/proc", "/sys", "/dev") if os.path.isdir(path)), None)
+    if other is None or os.stat(other).st_dev == os.stat(memory_folder()).st_dev:
+        pytest.skip("there is one file system")
+    monkeypatch.setattr(module, "memory_folder", lambda: other)
+    assert this_host() != here
 
 
 def agree(seconds: float) -> int:
