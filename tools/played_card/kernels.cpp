@@ -242,10 +242,17 @@ std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> a
 }
 
 // The arguments as the host's kernels take them. Views of the same bytes are tensors over these.
-std::vector<IValue> seen_by_host(const Call& call) {
+std::vector<IValue> seen_by_host(const Call& call, bool copied = false) {
+  Plain plain;
   std::vector<IValue> all = call.arguments;
   for (IValue& each : all)
-    each_tensor(each, [](const Tensor& of) { return of.is_cuda() ? Seen(of).tensor() : of.is_cpu() && !of.dim() ? of.clone() : of; });
+    each_tensor(each, [&](const Tensor& of) {
+      if (of.is_cuda()) return Seen(of).tensor();
+      if (!copied) return of;
+      Tensor own = of.clone();
+      own.unsafeGetTensorImpl()->set_wrapped_number(of.unsafeGetTensorImpl()->is_wrapped_number());
+      return own;
+    });
   return all;
 }
 
@@ -390,7 +397,8 @@ void later(Call& call, Stack* stack, std::vector<IValue> promised, const std::ve
     });
   auto seed = call.drawn();
   // What the kernel sees of the card are bytes: memory that is freed while it waits is not kept for it.
-  std::vector<IValue> arguments = seen_by_host(call);
+  // Numbers of the host are read at once: a task that ends with a tensor of Python's would wait for Python's lock.
+  std::vector<IValue> arguments = seen_by_host(call, true);
   auto run = [op = call.op, arguments = std::move(arguments), seed, news, homes, line]() {
     try {
       Plain plain;
