@@ -119,7 +119,7 @@ def _join(timeout: float) -> World:
             said = str(error).partition("\n")[0]
             raise TransportError(
                 f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others within {timeout:g} s "
-                f"(flow.init(timeout=...) sets the limit)\n  {_absent()}\n  torch.distributed said: {said}"
+                f"(flow.init(timeout=...) sets the limit)\n  {_absent(said)}\n  torch.distributed said: {said}"
             ) from error
         _ours = True
     atexit.register(close)
@@ -143,7 +143,7 @@ def _meet(timeout: float) -> None:
         _base = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     meeting, rank, size = _base
     _name_start(meeting, rank, size, timeout)
-    meeting.set(_came(rank), "")
+    meeting.set(_came(rank), str(size))
     if not one_host(os.environ):
         _choose_interface(meeting, rank, size)
     named = PrefixStore(f"join/{_start}{_joined}", meeting)
@@ -182,10 +182,10 @@ def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
     if rank:
         meeting.set(f"hello/{rank}", mine)
         _start = f"{meeting.get(f'answer/{mine}').decode()}/"
-        meeting.set(_came(rank), "")
+        meeting.set(_came(rank), str(size))
         return
     _start, end, answered = f"{mine}/", time.monotonic() + timeout, dict[int, bytes]()
-    meeting.set(_came(rank), "")
+    meeting.set(_came(rank), str(size))
     waiting = {*range(1, size)}
     while waiting:
         for other in sorted(waiting):
@@ -204,17 +204,26 @@ def _came(rank: int) -> str:
     return f"join/{_start}{_joined}/came/{rank}"
 
 
-def _absent() -> str:
+def _absent(said: str) -> str:
     """Ranks that did not come, as far as the store that they meet at can tell."""
     if _base is None:
+        if "EADDRINUSE" in said:
+            return "another program has this port of rank 0's host: choose another MASTER_PORT, the same on all hosts"
         return _unmet(os.environ["RANK"], os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     meeting, _, size = _base
     # Rank 0 holds the store, where torchrun does not; it says that it came when it has seen all others there.
     first = 0 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 1
     try:
         late = [str(rank) for rank in range(first, size) if not meeting.check([_came(rank)])]
+        told = {rank: meeting.get(_came(rank)).decode() for rank in range(size) if meeting.check([_came(rank)])}
     except RuntimeError:
         return "the store that they meet at is gone: rank 0 has ended"
+    other = next((rank for rank in told if told[rank] != str(size)), None)
+    if other is not None:
+        return (
+            f"rank {other} was told that there are {told[other]} ranks, this one {size}\n"
+            "  all hosts must be started with the same WORLD_SIZE (torchrun: --nnodes and --nproc-per-node)"
+        )
     if not late:
         return (
             "all were started, and one has ended since or cannot be reached by the others\n"
