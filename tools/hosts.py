@@ -92,7 +92,7 @@ class Network:
             _in(self._middle, "ip link add", f"switch{switch}", "type bridge")
             _in(self._middle, "ip link set", f"switch{switch}", "up")
         for host in self.hosts:
-            space, wire = self.space(host.name), f"to-{host.name}"
+            space, wire = self.space(host.name), _wire(host.name)
             _ip("netns", "add", space)
             _in(self._middle, "ip link add", wire, "type veth peer name eth0 netns", space)
             _in(self._middle, "ip link set", wire, f"master switch{host.switch} up")
@@ -109,14 +109,14 @@ class Network:
     def slow(self, name: str, rate: float) -> None:
         """Give a host's link another rate, in Mbit/s, from now on."""
         _limit(self.space(name), "eth0", rate)
-        _limit(self._middle, f"to-{name}", rate)
+        _limit(self._middle, _wire(name), rate)
 
     def cut(self, name: str) -> None:
         """Pull the cable of a host: nothing comes through, and nobody is told."""
-        _in(self._middle, "ip link set", f"to-{name}", "down")
+        _in(self._middle, "ip link set", _wire(name), "down")
 
     def mend(self, name: str) -> None:
-        _in(self._middle, "ip link set", f"to-{name}", "up")
+        _in(self._middle, "ip link set", _wire(name), "up")
 
     def start(
         self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, out: IO[Any] | int | None = None
@@ -167,6 +167,11 @@ def lacking() -> str:
     except subprocess.CalledProcessError as error:
         return f"network namespaces need root: {error.stderr.strip()}"
     return ""
+
+
+def _wire(name: str) -> str:
+    """The switch's end of a host's cable; Linux bears no more letters."""
+    return f"to-{name}"[-15:]
 
 
 def _limit(space: str, wire: str, rate: float) -> None:
