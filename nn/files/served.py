@@ -9,7 +9,6 @@ messages of training, nothing is encrypted: it belongs into a network of one's o
 
 import hmac
 import json
-import os
 import secrets
 import socket
 import socketserver
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import TransportError
+from ...placement.hosts.interface import family_of, run_address
 from ...placement.world import at_close, store, world
 from .pieces import sizes_of
 from .raw import RawFile, counted, memory_of
@@ -45,7 +45,7 @@ class Server:
     def url(self, path: Path) -> str:
         """The name of a file here for others; its folder is given out."""
         self.folders.add(str(path.parent))
-        return f"{REMOTE}{_address()}:{self.listener.server_address[1]}{path}"
+        return f"{REMOTE}{self.listener.server_address[0]!s}:{self.listener.server_address[1]}{path}"
 
     def close(self) -> None:
         self.listener.shutdown()
@@ -57,9 +57,9 @@ class _Listener(socketserver.ThreadingTCPServer):
 
     def __init__(self, server: Server) -> None:
         self.gives = server
-        meet = os.environ.get("MASTER_ADDR", "")
-        alone = meet == "localhost" or meet.startswith("127.")  # all processes are on this host
-        super().__init__(("127.0.0.1" if alone else "", 0), _Answer)
+        address = run_address()
+        self.address_family = family_of(address)
+        super().__init__((address, 0), _Answer)
 
 
 class _Answer(socketserver.StreamRequestHandler):
@@ -165,15 +165,3 @@ def _close() -> None:
     if _server is not None:
         _server.close()
     _server = None
-
-
-def _address() -> str:
-    """The address by which others reach this host: of where it reaches them, or the name under which they meet here."""
-    meet = os.environ.get("MASTER_ADDR", "")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((meet or socket.gethostname(), int(os.environ.get("MASTER_PORT", "1"))))
-            found = str(probe.getsockname()[0])
-    except OSError:
-        found = socket.gethostname()
-    return meet if meet and found.startswith("127.") else found

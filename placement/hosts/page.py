@@ -95,7 +95,7 @@ class Page:
         return self._read(FAULT_AT + 1, FAULT) if self._words[FAULT_AT] else None
 
     def told(self) -> list[Any]:
-        """The page in plain values, for one that stands for it on another host."""
+        """The content of the page, for its copy on another host."""
         return [self.latest(), self._words[REFUSED_AT], self._words[REFUSED_AT + 1], self.fault()]
 
     def hear(self, said: list[Any]) -> None:
