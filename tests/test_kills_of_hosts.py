@@ -1,7 +1,7 @@
 """Three played hosts, of which one loses its cable, goes down or is stopped in the middle of steps: all others say so.
 
-Needs root and network namespaces (`make hosts`). The limit of moves is longer than a test may take, so that what is told
-is told by heartbeats.
+Needs root and network namespaces (`make hosts`). The limit of moves is longer than a test may take, so that heartbeats
+tell what is told.
 """
 
 import os
@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, NamedTuple
@@ -77,14 +78,11 @@ class Running(NamedTuple):
         """The processes of a host's ranks, as this machine numbers them, in the order of the ranks."""
         space = Path(f"/var/run/netns/{self.net.space(host)}").stat().st_ino
         found = []
-        for each in Path("/proc").iterdir():
-            try:
-                words = (each / "cmdline").read_bytes()
-                if each.name.isdigit() and b"script.py" in words and b"torch.distributed.run" not in words:
-                    if (each / "ns/net").stat().st_ino == space:
-                        found.append(int(each.name))
-            except OSError:
-                continue
+        for each in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words, there = (each / "cmdline").read_bytes(), (each / "ns/net").stat().st_ino
+                if there == space and b"script.py" in words and b"torch.distributed.run" not in words:
+                    found.append(int(each.name))
         return sorted(found)
 
 
