@@ -31,7 +31,7 @@ from .progress import Dead, Progress
 __all__ = ["Bus", "bus"]
 
 PERIOD = 0.1  # seconds between looks
-CAUSE = 1.0  # seconds in which a broken connection must be explained by what a rank told
+CAUSE = 1.0, 4.0  # seconds in which a broken connection must be explained by what a rank told, here or elsewhere
 LAST_TAG = 0x7FFFFFFF
 STUCK = "made no progress"
 
@@ -185,7 +185,7 @@ class Bus:
 
     def _cause(self, error: Broken) -> str:
         """Why a connection broke: who hangs up has told why before, and who died is dead."""
-        end = time.monotonic() + CAUSE
+        end = time.monotonic() + CAUSE[self.ledger.heartbeats is not None]
         while time.monotonic() < end:
             told = self._fault()
             if told is not None:

@@ -35,6 +35,7 @@ __all__ = ["Watch", "root_cause"]
 PERIOD = 0.1
 NO_ANSWER = "no answer within"
 LATE = 1.0  # seconds in which another may tell why it did not answer
+HEARD = 4.0  # seconds in which other hosts tell who died there; a busy machine takes long for its half a second
 LAST_TAG = 0x7FFFFFFF
 GRACE = 5.0  # seconds for a process to notice by itself that its cards wait for nobody
 
@@ -103,8 +104,8 @@ class Watch:
             return self._disagreement(turn, differing)
         if gone is not None:
             return gone
-        if self._gave_up is None and not timed_out:
-            self._gave_up = next((r for r in others if r not in self.ledger.local and self.ledger.fault(r)), None)
+        if self._gave_up is None and not timed_out and self.ledger.heartbeats is not None:
+            self._gave_up = next((r for r in others if self.ledger.fault(r)), None)
         if self._gave_up is not None:
             return root_cause(self._gave_up, self.ledger.fault(self._gave_up) or "")
         if timed_out:
@@ -113,7 +114,7 @@ class Watch:
 
     def _await_word(self, others: tuple[int, ...]) -> None:
         """Wait a moment for what explains a broken connection."""
-        end = time.monotonic() + LATE
+        end = time.monotonic() + HEARD
         while time.monotonic() < end and not any(self.ledger.gone(r) or self.ledger.fault(r) for r in others):
             time.sleep(PERIOD / 10)
 
