@@ -259,7 +259,7 @@ std::int64_t card_count(const char* what) {
 
        : name == "races" ? of.races : name == "allocations" ? of.allocations : name == "allocated" ? of.allocated
        : name == "peak" ? of.peak : name == "reserved" ? of.reserved
-       : name == "communicators" ? of.communicators : name == "collectives" ? of.collectives : -1;
+       : name == "replays" ? of.replays : name == "communicators" ? of.communicators : name == "collectives" ? of.collectives : -1;
 }
 void card_reset_peak() { card::counts().peak = card::counts().allocated; }
 void card_forbid_syncs(int how);
