@@ -86,10 +86,12 @@ def sent(plan: str, width: int, **options: Any) -> int:
 @pytest.mark.parametrize("width", [64, 51], ids=["even", "uneven"])
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 4}, {"micro_batches": 4, "clip_grad_norm": 0.01}])
 def test_zero_1_sends_what_data_parallelism_sends(hosts: str, width: int, options: dict[str, Any]) -> None:
-    """Gradients that only the update reads are scattered: once a step, however many micro-batches it has."""
+    """Gradients that only the update reads are scattered: once a step, however many micro-batches it has. Over two
+    hosts pieces are put in their order inside of each host, an eighth more, none of it between the hosts."""
     with flow.use_cluster(HOSTS[hosts]):
         wanted = sent(PLANS["ddp"], width, **options)
-        assert sent(PLANS["zero1"], width, **options) == wanted > 0
+        most = 1.0 if hosts == "one" else 1.13
+        assert 0 < wanted <= sent(PLANS["zero1"], width, **options) <= most * wanted
         if options:
             assert sent(PLANS["zero2"], width, **options) > 2 * wanted  # with every micro-batch
 
