@@ -10,16 +10,34 @@ import pytest
 from tools.played_card.build import NoCompiler, environment
 
 ROOT = Path(__file__).resolve().parent.parent
+ALL = [
+    ("tests/gpu",),
+    *((str(path.relative_to(ROOT)), "--sweep") for path in sorted(Path(ROOT, "tests/card").glob("test_*.py"))),
+]
+
+
+def played(seed: int) -> dict[str, str]:
+    try:
+        return environment(seed=seed)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+def ran(command: list[str], more: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("what", [("tests/card",), ("tests/gpu",)], ids=lambda what: what[0])
+@pytest.mark.parametrize("what", ALL, ids=lambda what: what[0])
 def test_on_a_played_card(what: tuple[str, ...], seed: int) -> None:
-    try:
-        played = environment(seed=seed)
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | played, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    ran([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what], played(seed))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(2))
+def test_ten_races_that_are_put_in_by_hand_are_seen(seed: int) -> None:
+    played(seed)
+    assert "10 of 10 seen" in ran([sys.executable, "-m", "tests.races", "--seed", str(seed), "--count", "10"], {})
