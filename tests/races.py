@@ -41,8 +41,8 @@ BY_HAND = (
     ),
     Change(
         "boxing/exchange/dist.py",
-        "                        work.wait()",
-        "                        pass",
+        "                    work.wait() if self.limit is None else work.wait(self.limit)",
+        "                    None if self.limit is None else work.wait(self.limit)",
         ("tests/gpu/test_boxing_cuda.py", "-k", "nccl and 2"),
     ),
     Change(

@@ -11,3 +11,8 @@ if "PLAYED_CARD" in os.environ:
     from tools.played_card import facade
 
     facade.install()
+
+    if "CARD_LINES" in os.environ:
+        from tools import card_lines
+
+        card_lines.record(os.environ["CARD_LINES"])
