@@ -153,20 +153,21 @@ def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:
     """Sends and receives by global rank, under a tag that only the same turn of the same plan carries.
 
     A piece that lies in one run of the result is received in place; pieces that the rank keeps are copied while the
-    wire is busy.
+    wire is busy. Receives are posted first: a peer sends once Gloo has told it that there is room, and what Gloo tells
+    goes behind what this rank sends. The other way round a wire of 50 Mbit/s carries 24 each way, so 45.
     """
     rank, program, buffer, reduction, turn = exchange
     tag = crc32(b"%d %d %d" % (turn.fingerprint, turn.number, turn.key)) & 0x7FFFFFFF
     data: dict[int, Tensor] = {}
     works: list[Any] = []
-    for peer, boxes, _ in program.sends:  # first, so that the peers have it while this rank makes room
-        piece = plain(pack(buffer, boxes))
-        sent.add(rank, piece.nbytes)
-        works.append(pg.send([piece], peer, tag))
     out = None if program.terms or program.adds else buffer.new_empty(program.shape)
     for coming in program.receives:
         data[coming.peer] = target = landing(coming, out, buffer)
         works.append(pg.recv([target], coming.peer, tag))
+    for peer, boxes, _ in program.sends:
+        piece = plain(pack(buffer, boxes))
+        sent.add(rank, piece.nbytes)
+        works.append(pg.send([piece], peer, tag))
     if out is not None:
         keep(program, buffer, out)
     return works, lambda: finish(program, rank, buffer, data.__getitem__, reduction, out, data)
