@@ -1,5 +1,8 @@
 """Clusters: what a byte and a FLOP cost where tensors live; clusters.toml describes those known by name.
 
+Where nobody says which, a run takes the file that SBPFLOW_CLUSTER names, as rank 0 reads it. Without one, several hosts
+get two levels by a careful guess, and one host the preset of its devices.
+
 network   2 nodes          20 GB/s a device
           |
 node      8 devices       240 GB/s a device
@@ -8,12 +11,13 @@ device    312 TFLOP/s      80 GB
 """
 
 import difflib
+import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import accumulate
+from functools import cache, cached_property, partial
+from itertools import accumulate, groupby
 from math import inf
 from operator import mul
 from pathlib import Path
@@ -22,9 +26,14 @@ from .cluster_file import parts_of, written
 from .device import family
 from .errors import PlacementError
 from .grid import Placement
-from .hardware import Device, Level, RankDevice, RankLink
+from .hardware import Device, Level, RankDevice, RankLink, check_groups
+from .network.guess import two_levels
+from .network.hosts import FILE, RunHosts, file_said
+from .world import joined
 
-__all__ = ["Cluster", "cluster", "default_cluster", "use_cluster"]
+__all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
+
+IN_FILE = ", file "  # in what is said of a cluster's links, before the path
 
 
 # Compared and hashed by identity: plans are remembered per cluster, and a dict key must cost nothing.
@@ -44,28 +53,46 @@ class Cluster:
     device: Device
     links: tuple[RankLink, ...] = ()
     devices: tuple[RankDevice, ...] = ()
+    origin: str = ""  # how its links are known: measured and when, or guessed and why
 
     def __post_init__(self) -> None:
         if not self.levels:
             raise PlacementError(f"cluster {self.name!r} has no levels\n  give at least one: Level(name, size, ...)")
+        check_groups(self.name, self.levels)
 
     @cached_property
     def capacity(self) -> tuple[int, ...]:
-        """The number of devices in one unit of each level."""
+        """The number of devices in one unit of each level, the largest one where they are unlike."""
         return tuple(accumulate((level.size for level in self.levels), mul))
+
+    @cached_property
+    def _homes(self) -> tuple[Mapping[int, int], ...]:
+        """For each level that lists its units, the unit of each rank."""
+        return tuple({r: unit for unit, group in enumerate(level.groups) for r in group} for level in self.levels)
+
+    def unit(self, rank: int, level: int = 0) -> int:
+        """The number of the unit of a level, by itself that of the innermost, in which a rank is.
+
+        >>> cluster("a100x8").unit(9)
+        1
+        """
+        homes = self._homes[level]
+        return homes[rank] if homes else rank // self.capacity[level]
 
     def level_of(self, ranks: Iterable[int]) -> int:
         """The smallest level one unit of which holds all these ranks."""
         members = tuple(ranks)
         beyond = max(members, default=0)
-        if beyond >= self.capacity[-1]:
+        listed = self._homes[0]
+        if beyond >= self.capacity[-1] or (listed and not listed.keys() >= {*members}):
+            most = len(listed) if listed else self.capacity[-1]
             raise PlacementError(
                 f"rank {beyond} is beyond cluster {self.name!r}\n"
                 f"  {' x '.join(f'{level.size} ({level.name})' for level in self.levels)}"
-                f" hold ranks 0 to {self.capacity[-1] - 1}\n"
+                f" hold ranks 0 to {most - 1}\n"
                 "  use a cluster with a larger top level, use_cluster(...)"
             )
-        return next(k for k, size in enumerate(self.capacity) if len({rank // size for rank in members}) <= 1)
+        return next(k for k in range(len(self.levels)) if len({self.unit(rank, k) for rank in members}) <= 1)
 
     def beside(self, types: Iterable[str], ranks: Iterable[int]) -> bool:
         """Whether moves among these ranks leave computing alone, because a card's copy engines or the network between
@@ -103,8 +130,8 @@ class Cluster:
         known = placement.memo.get(("cluster.by_levels", self))
         if not isinstance(known, Placement):
             known = placement
-            for size in self.capacity[-2::-1]:
-                known = _cut(known, size)
+            for level in reversed(range(len(self.levels) - 1)):
+                known = _cut(known, partial(self.unit, level=level))
             placement.memo["cluster.by_levels", self] = known
         return known
 
@@ -170,23 +197,26 @@ class Cluster:
         >>> cluster("two_level").with_node(2).level_of([0, 2])
         1
         """
-        return replace(self, levels=(replace(self.levels[0], size=size), *self.levels[1:]))
+        alike = (replace(level, groups=()) for level in self.levels[1:])
+        return replace(self, levels=(replace(self.levels[0], size=size, groups=()), *alike))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
-        lines = written(self.name, self.levels, self.device, self.links, self.devices)
+        lines = written(self.name, self.origin, self.levels, self.device, self.links, self.devices)
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Cluster":
         """Read a cluster from a TOML file as `save` writes it."""
         try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            return _read_text(Path(path).read_bytes(), str(path))
         except OSError as error:
             raise PlacementError(f"cannot read cluster file {str(path)!r}\n  found {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PlacementError(f"cluster file {str(path)!r} is not TOML\n  found {error}") from None
-        return _read(table, f"cluster file {str(path)!r}")
+
+    @property
+    def said(self) -> str:
+        """How its links are known."""
+        return self.origin or (f"preset {self.name}" if _presets().get(self.name) is self else f"cluster {self.name}")
 
 
 def cluster(name_or_path: str | Path) -> Cluster:
@@ -224,6 +254,7 @@ def _of_nodes(one: Cluster, nodes: str) -> Cluster:
 
 
 _override: Cluster | None = None
+_known: tuple[RunHosts | None, str, dict[str, Cluster]] | None = None  # of this run, by types of devices
 
 
 def use_cluster(which: Cluster | str | Path | None) -> AbstractContextManager[object]:
@@ -243,10 +274,55 @@ def use_cluster(which: Cluster | str | Path | None) -> AbstractContextManager[ob
 
 
 def default_cluster(placement: Placement | str) -> Cluster:
-    """The cluster that prices a placement (or a device type): the one in use, or this machine's preset."""
+    """The cluster that prices a placement (or a device type): the one in use, the run's file, a guess for its hosts, or
+    this machine's preset."""
     if _override is not None:
         return _override
-    return _here(placement if isinstance(placement, str) else placement.type)
+    type = placement if isinstance(placement, str) else placement.type
+    here = joined()
+    run = here.run if here else None
+    said = run.said if run else os.environ.get(FILE, "")
+    if not said and (run is None or run.hosts.count == 1):
+        return preset_here(type)
+    return _of_run(type, run, said)
+
+
+def _of_run(type: str, run: RunHosts | None, said: str) -> Cluster:
+    """The cluster of a run, which may be this process alone; looked up if it was asked for before."""
+    global _known
+    if _known is None or _known[:2] != (run, said):
+        _known = run, said, {}
+    known = _known[2]
+    if type not in known:
+        known[type] = _told(run, said) if said else _guessed(preset_here(type), run)
+    return known[type]
+
+
+def _guessed(preset: Cluster, run: RunHosts | None) -> Cluster:
+    assert run is not None
+    levels, origin = two_levels(preset.levels, run)
+    return replace(preset, name=f"{preset.name} on {run.hosts.count} hosts", levels=levels, origin=origin)
+
+
+def _told(run: RunHosts | None, said: str) -> Cluster:
+    """The preset of this name, or what the file says, as rank 0 of a run has read it."""
+    if not said.endswith(".toml"):
+        return cluster(said)
+    text = run.text if run else file_said()[1]
+    return _checked(_read_text(text.encode(), said), run)
+
+
+def _checked(found: Cluster, run: RunHosts | None) -> Cluster:
+    """The cluster of a file, which says so where the run has other hosts than were measured."""
+    if run is None or "measured" not in found.origin:
+        return found
+    ranks = range(len(run.hosts.numbers))
+    listed = found.levels[0].groups
+    groups = listed or tuple(tuple(of) for _, of in groupby(ranks, found.unit))
+    if groups == run.hosts.groups:
+        return found
+    many = " + ".join(str(len(group)) for group in run.hosts.groups)
+    return replace(found, origin=f"{found.origin}, but hosts of this run have {many} ranks: measure again")
 
 
 def _set_override(which: Cluster | None) -> None:
@@ -255,7 +331,7 @@ def _set_override(which: Cluster | None) -> None:
 
 
 @cache
-def _here(type: str) -> Cluster:
+def preset_here(type: str) -> Cluster:
     """The preset for devices of this type on this machine; that of the type where the cards here are not known."""
     kind = family(type)
     model = kind.module.get_device_name() if kind.card and kind.here else ""
@@ -269,15 +345,25 @@ def _presets() -> dict[str, Cluster]:
     return {name: _read({"name": name, **table}, f"cluster {name!r}") for name, table in tomllib.loads(text).items()}
 
 
+def _read_text(text: bytes, path: str) -> Cluster:
+    try:
+        table = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlacementError(f"cluster file {path!r} is not TOML\n  found {error}") from None
+    found = _read(table, f"cluster file {path!r}")
+    origin = found.origin.partition(IN_FILE)[0]
+    return replace(found, origin=f"{origin}{IN_FILE}{path}" if origin else f"as {path} has it")
+
+
 def _read(table: Mapping[str, object], where: str) -> Cluster:
     return Cluster(**parts_of(table, where, Cluster))
 
 
-def _cut(p: Placement, size: int) -> Placement:
-    """The placement with each axis cut in two that crosses units of so many ranks."""
+def _cut(p: Placement, unit: Callable[[int], int]) -> Placement:
+    """The placement with each axis cut in two that crosses units, which are told of each rank."""
     shape: list[int] = []
     for axis, n in enumerate(p.shape):
-        groups = [[rank // size for rank in group] for group in p.groups((axis,))]
+        groups = [[unit(rank) for rank in group] for group in p.groups((axis,))]
         inside = next(
             b
             for b in range(n, 0, -1)

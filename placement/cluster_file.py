@@ -21,7 +21,8 @@ def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any
     others = [_fields(each, RankDevice, f"device {k} of {where}") for k, each in enumerate(top.get("devices", []))]
     return {
         "name": str(top["name"]),
-        "levels": tuple(Level(**_fields(each, Level, f"level {k} of {where}")) for k, each in enumerate(top["levels"])),
+        "origin": str(top.get("origin", "")),
+        "levels": tuple(_level(each, f"level {k} of {where}") for k, each in enumerate(top["levels"])),
         "device": Device(**_fields(top["device"], Device, f"device of {where}")),
         "links": tuple(RankLink(**{**link, "ranks": _ranks(link["ranks"], where)}) for link in links),
         "devices": tuple(
@@ -33,21 +34,31 @@ def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any
 
 def written(
     name: str,
+    origin: str,
     levels: Iterable[Level],
     device: Device,
     links: Iterable[RankLink],
     devices: Iterable[RankDevice],
 ) -> list[str]:
     """The lines of a cluster's file."""
-    lines = [f"name = {_toml(name)}"]
+    lines = [f"name = {_toml(name)}", *([f"origin = {_toml(origin)}"] if origin else [])]
     for level in levels:
-        lines += ["", "[[levels]]", *(f"{f.name} = {_toml(getattr(level, f.name))}" for f in fields(level))]
+        said = [f.name for f in fields(level) if f.name != "groups" or level.groups]
+        lines += ["", "[[levels]]", *(f"{name} = {_toml(getattr(level, name))}" for name in said)]
     for link in links:
         lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
     lines += _device_lines("device", device)
     for each in devices:
         lines += ["", "[[devices]]", f"ranks = {_toml(each.ranks)}", *_device_lines("devices.device", each.device)]
     return lines
+
+
+def _level(table: object, where: str) -> Level:
+    found = _fields(table, Level, where)
+    groups = found.get("groups", [])
+    if not isinstance(groups, list):
+        raise PlacementError(f"groups of {where} are lists of ranks, as in [[0, 1, 2], [3, 4]]\n  found {groups!r}")
+    return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups)})
 
 
 def _ranks(given: object, where: str) -> Any:

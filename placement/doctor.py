@@ -20,6 +20,8 @@ import torch.distributed as dist
 from .cluster import default_cluster
 from .device import FAMILIES, card_here
 from .launcher import starter, torchruns_words
+from .network.hosts import FILE
+from .world import is_joined
 
 __all__ = ["Finding", "findings", "report"]
 
@@ -54,7 +56,7 @@ def report() -> str:
 
 def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """The findings of the report, in its order."""
-    return [*_versions(), *_hardware(), *_backends(), _pictures(), *_launcher(environment), _prices()]
+    return [*_versions(), *_hardware(), *_backends(), _pictures(), *_launcher(environment), _prices(environment)]
 
 
 def _versions() -> Iterator[Finding]:
@@ -141,12 +143,19 @@ def meeting_point(address: str, port: str) -> Finding:
         return Finding(thing, False, f"{where}: {error.strerror or error}", "start rank 0, or check address, firewall")
 
 
-def _prices() -> Finding:
+def _prices(environment: Mapping[str, str]) -> Finding:
+    """The cluster in use; processes that have not met do not know yet how many hosts they are."""
+    size = environment.get("WORLD_SIZE", "1")
+    if not is_joined() and environment.get("LOCAL_WORLD_SIZE", size) != size:
+        file = environment.get(FILE)
+        found = f"as {file} has it" if file else "several hosts, of which two levels are guessed once they meet"
+        fix = "" if file else "; start all with -m sbpflow doctor --measure to know better"
+        return Finding("cluster", True, found + fix)
     prices = default_cluster(card.name if (card := card_here()) else "cpu")
     levels = "; ".join(
         f"{level.name} {level.latency * 1e6:.3g} us, {level.bandwidth / 1e9:.3g} GB/s" for level in prices.levels
     )
-    return Finding("cluster", True, f"{prices.name}: {levels}")
+    return Finding("cluster", True, f"{prices.said}: {levels}")
 
 
 def _cores() -> int:

@@ -1,25 +1,28 @@
 """The parts of a cluster: levels and what joins them, devices, and what is unlike the others of its kind."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .errors import PlacementError
 from .ranks import check_type
 
-__all__ = ["Device", "Level", "RankDevice", "RankLink"]
+__all__ = ["Device", "Level", "RankDevice", "RankLink", "check_groups"]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
     """One ring of the hierarchy: `size` units of the level below, joined by links of one kind.
 
-    Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send.
+    Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send. `groups` are
+    the ranks of each unit where these do not follow each other in equal numbers; `size` is that of the largest.
     """
 
     name: str
     size: int
     latency: float
     bandwidth: float
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
@@ -27,6 +30,12 @@ class Level:
             raise PlacementError(
                 f"level {self.name!r} cannot be\n  found {self}\n"
                 "  size is a whole number from 1, latency seconds from 0, bandwidth bytes/s above 0"
+            )
+        ranks = [rank for group in self.groups for rank in group]
+        if len({*ranks}) < len(ranks) or not all(self.groups) or not all(type(r) is int and r >= 0 for r in ranks):
+            raise PlacementError(
+                f"groups of level {self.name!r} cannot be\n  found {self.groups}\n"
+                "  each rank stands in one of them, as in [[0, 1, 2], [3, 4]]"
             )
 
 
@@ -77,3 +86,19 @@ class RankDevice:
     def __post_init__(self) -> None:
         if not self.ranks or not all(type(rank) is int and rank >= 0 for rank in self.ranks):
             raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
+
+
+def check_groups(name: str, levels: Sequence[Level]) -> None:
+    """Refuse levels of a cluster of which one lists its units, and an outer one has units that do not hold them whole.
+    The outermost is one unit, and need not list it."""
+    for inner, outer in pairwise(levels):
+        last = outer is levels[-1]
+        homes = {rank: unit for unit, group in enumerate(outer.groups) for rank in group}
+        whole = all(len({homes.get(rank) for rank in group}) == 1 for group in inner.groups)
+        listed = {rank for group in inner.groups for rank in group}
+        fit = whole and homes.keys() == listed if outer.groups else last or not inner.groups
+        if not fit:
+            raise PlacementError(
+                f"cluster {name!r}: groups of level {outer.name!r} hold those of {inner.name!r} whole\n"
+                f"  found {inner.groups}\n  in    {outer.groups}"
+            )

@@ -8,7 +8,6 @@ hosts are copies, which heartbeats bring: they are half a second late.
 
 import mmap
 import os
-import socket
 import tempfile
 import threading
 from contextlib import suppress
@@ -16,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import TransportError
-from .hosts.heartbeat import Heartbeats
-from .hosts.page import PAGE, Entry, Page, stamp
-from .hosts.processes import runs
+from .network.heartbeat import Heartbeats
+from .network.identity import memory_folder, this_host
+from .network.page import PAGE, Entry, Page, stamp
+from .network.processes import runs
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Ledger", "memory_folder", "this_host"]
+__all__ = ["Ledger"]
 
 
 class Ledger:
@@ -160,11 +160,6 @@ def _absent(store: "Store", rank: int, size: int) -> str:
     )
 
 
-def memory_folder() -> str:
-    """A folder of files in memory, where the system has one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-
-
 def _make_file(size: int) -> str:
     """A file of this size whose room is taken now (a page that is not there kills who touches it), or ""."""
     handle, path = tempfile.mkstemp(prefix="sbpflow-", dir=memory_folder())
@@ -184,21 +179,3 @@ def _map_file(path: str, size: int) -> mmap.mmap:
         return mmap.mmap(handle, size)
     finally:
         os.close(handle)
-
-
-def this_host() -> str:
-    """The host that this process is on; what SBPFLOW_HOST says, where several stand for hosts of their own.
-
-    Containers of one machine may have one name; they are one host only if they see each other's memory and processes.
-    """
-    seen = [str(os.stat(memory_folder()).st_dev)]
-    with suppress(OSError):
-        seen.append(str(os.stat("/proc/self/ns/pid").st_ino))
-    return os.environ.get("SBPFLOW_HOST") or ":".join([socket.gethostname(), _boot_id(), *seen])
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

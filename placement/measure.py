@@ -1,105 +1,214 @@
-"""Measuring a transport: time one collective at several sizes, and fit latency and bandwidth to the times.
+"""Measuring links where a run is: ranks in pairs exchange messages of several sizes, round by round, at once.
 
-seconds for one hop  =  latency + bytes / bandwidth
+    under a launcher   measure_run()    all ranks of the job; each level of its hosts
+    without            measure(4)       so many processes of this machine, which are started for it
+
+seconds of an exchange  =  latency + bytes / bandwidth
 """
 
 import json
-import math
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from operator import mul
+from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 import torch
 import torch.distributed as dist
 
-from .cluster import Cluster, cluster
+from .cluster import Cluster, preset_here
+from .device import card_here, family
 from .errors import PlacementError, TransportError
+from .network.fit import fit
+from .network.hosts import Hosts, RunHosts
+from .network.levels import PairLink, measured_levels
+from .network.pairs import Round, Unit, rounds
+from .world import init, store
 
-__all__ = ["LinkTimes", "fit", "measure"]
+__all__ = ["LinkTimes", "measure", "measure_run"]
 
-SIZES = (*(1024 * 4**k for k in range(7)), 8 * 1024**2)  # bytes of one rank's shard, 1 KiB to 8 MiB
-WARM_UP, ROUNDS = 5, 20
+# Bytes of a message, how many go one behind the other in a block, and how many blocks there are, of which the fastest
+# counts, as other work on the machine only ever adds time. Messages of 32 KiB keep larger ones off a link on which one
+# takes a minute.
+SIZES = ((1024, 8, 8), (32 * 1024, 4, 3), (2**20, 3, 4), (8 * 2**20, 1, 3))
+ENOUGH = 0.12  # seconds of a block, that say the rate of a link without larger messages
+LONG = 1.5  # seconds of a block that is not repeated; a first one may lose packets until TCP knows the link
+BUDGET = 20.0  # seconds in all; rounds that are left then are left out
+ANSWER = 15.0  # seconds in which a peer must answer
+MEET = 60.0  # seconds in which all must have come
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """Seconds that one hop of an all-gather took for each size in bytes, and the line fitted to them."""
+    """The measured links of hosts by themselves and in pairs, while all their ranks sent."""
 
-    ranks: int
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-    latency: float
-    bandwidth: float
+    hosts: Hosts
+    names: tuple[str, ...]  # of the hosts
+    links: tuple[PairLink, ...]
+    type: str = "cpu"
+    when: str = ""
+    left: int = 0  # rounds for which there was no time
 
     def cluster(self) -> Cluster:
-        """The "cpu" preset with this latency and bandwidth in place of its own."""
-        preset = cluster("cpu")
-        level = replace(preset.levels[0], latency=self.latency, bandwidth=self.bandwidth)
-        return replace(preset, name="measured", levels=(level, *preset.levels[1:]))
+        """The preset of the devices with the levels that were found in place of its own."""
+        preset = preset_here(self.type)
+        levels, links = measured_levels(self.hosts, self.links, preset.levels[0])
+        many = ", ".join(f"{name} ({len(g)})" for name, g in zip(self.names, self.hosts.groups, strict=True))
+        origin = f"measured {self.when} on {many}" if self.when else ""
+        return replace(preset, name="measured", levels=levels, links=links, origin=origin)
 
     def __str__(self) -> str:
-        preset = cluster("cpu").levels[0]
-        rows = [
-            f"  {size:>9}  {seconds * 1e6:>9.1f}  {(self.latency + size / self.bandwidth) * 1e6:>9.1f}"
-            f"  {(preset.latency + size / preset.bandwidth) * 1e6:>9.1f}"
-            for size, seconds in zip(self.sizes, self.seconds, strict=True)
-        ]
-        return "\n".join(
-            [
-                f"all-gather over {self.ranks} local Gloo ranks, one hop",
-                "      bytes     took us     fit us  preset us",
-                *rows,
-                f"  latency    {self.latency * 1e6:8.1f} us    preset {preset.latency * 1e6:8.1f} us",
-                f"  bandwidth  {self.bandwidth / 1e9:8.2f} GB/s  preset {preset.bandwidth / 1e9:8.2f} GB/s",
-            ]
-        )
+        found, preset = self.cluster(), preset_here(self.type)
+        ranks = len(self.hosts.numbers)
+        lines = [f"links between {ranks} ranks on {counted(self.hosts.count, 'host')}, all sending at once"]
+        lines += ["  between             latency us     MB/s a rank   Mbit/s a wire"]
+        for link in self.links:
+            who = " - ".join(self.names[host] for host in link.hosts)
+            who = f"ranks of {who}" if len(link.hosts) == 1 else who
+            rate = f"{link.wire * 8e-6:>16.0f}" if len(link.hosts) > 1 else ""
+            lines.append(f"  {who:<18}  {link.latency * 1e6:>10.1f}  {link.bandwidth / 1e6:>14.1f}{rate}")
+        lines += [f"  {counted(self.left, 'round')} of pairs left out, to end in time"] if self.left else []
+        lines += ["levels               latency us     MB/s a rank"]
+        for level in found.levels:
+            lines.append(f"  {level.name:<18}  {level.latency * 1e6:>10.1f}  {level.bandwidth / 1e6:>14.1f}")
+        for level in preset.levels:
+            name = f"preset's {level.name}"
+            lines.append(f"  {name:<18}  {level.latency * 1e6:>10.1f}  {level.bandwidth / 1e6:>14.1f}")
+        return "\n".join(lines)
 
 
-def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Latency and bandwidth of the line `seconds = latency + size / bandwidth` nearest to what was measured.
+def counted(many: int, what: str) -> str:
+    return f"{many} {what}{'s' * (many != 1)}"
 
-    Nearest in *relative* error, so that a microsecond at 1 KiB counts as much as a millisecond at 8 MiB.
-    Neither is ever negative: a slope lost in noise gives an infinite bandwidth, an intercept below zero
-    gives latency 0.
 
-    >>> latency, bandwidth = fit([1_000, 1_000_000], [11e-6, 1010e-6])
-    >>> f"{latency:.6f} s, {bandwidth:.3g} bytes/s"
-    '0.000010 s, 1e+09 bytes/s'
+def measure_run() -> LinkTimes:
+    """Time the links of this run, on all ranks of it; every rank gets the same.
+
+    Where a rank does not answer, the others get a TransportError that names it.
     """
-    sane = all(math.isfinite(x) and x >= 0 for x in sizes) and all(math.isfinite(t) and t > 0 for t in seconds)
-    if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not sane:
-        raise PlacementError(
-            "a latency and a bandwidth need two different sizes, and for each a time above 0\n"
-            f"  found sizes {list(sizes)}\n  and seconds {list(seconds)}"
-        )
-    # Least squares of (a + b x - t) / t, that is of a u + b v - 1 with u = 1 / t and v = x / t.
-    us, vs = [1 / t for t in seconds], [x / t for x, t in zip(sizes, seconds, strict=True)]
-    uu, uv, vv = (sum(map(mul, left, right)) for left, right in ((us, us), (us, vs), (vs, vs)))
-    det = uu * vv - uv * uv
-    latency, slope = (sum(us) * vv - sum(vs) * uv) / det, (uu * sum(vs) - uv * sum(us)) / det
-    if slope <= 0:
-        return sum(us) / uu, math.inf
-    return (latency, 1 / slope) if latency >= 0 else (0.0, vv / sum(vs))
+    here = init(timeout=MEET)
+    if here.rank is None or here.run is None or here.size == 1:
+        raise PlacementError("measuring a run needs one with two processes or more\n  start it with torchrun")
+    card = card_here()
+    device = card.device(None) if card else torch.device("cpu")
+    try:
+        found, left = timed(here.rank, here.run.hosts, device)
+    except RuntimeError as error:
+        raise TransportError(_silent(here.rank, here.run, error)) from error
+    return LinkTimes(here.run.hosts, here.run.names, found, device.type, now(), left)
 
 
-def measure(ranks: int = 2, sizes: Sequence[int] = SIZES, *, timeout: float = 120.0) -> LinkTimes:
-    """Time all-gathers between that many Gloo processes of this machine; none of them outlives the call.
+def timed(rank: int, hosts: Hosts, device: torch.device) -> tuple[tuple[PairLink, ...], int]:
+    """The links that rounds show, and how many rounds were left out for want of time. All ranks call it together."""
+    began = time.monotonic()
+    found: dict[tuple[int, ...], list[PairLink]] = {}
+    every = list(rounds(hosts))
+    for done, units in enumerate(every):
+        if _most([time.monotonic() - began])[0] > BUDGET:
+            every = every[done:]
+            break
+        for unit, (latency, bandwidth) in zip(units, _round(units, rank, device), strict=True):
+            found.setdefault(unit.hosts, []).append(PairLink(unit.hosts, latency, bandwidth, len(unit.pairs)))
+    else:
+        every = []
+    return tuple(_middle(links) for links in found.values()), len(every)
+
+
+def _middle(links: Sequence[PairLink]) -> PairLink:
+    return sorted(links, key=lambda link: link.bandwidth)[len(links) // 2]
+
+
+def _round(units: Round, rank: int, device: torch.device) -> list[tuple[float, float]]:
+    """Latency and bandwidth of each unit. A unit that took long enough is done, while others go on."""
+    mine, peer = next(((at, them) for at, unit in enumerate(units) for them in _peer(unit, rank)), (-1, -1))
+    times: list[dict[int, float]] = [{} for _ in units]
+    going = {*range(len(units))}
+    for size, many, blocks in SIZES:
+        fastest = dict.fromkeys(going, inf)
+        for _ in range(blocks):
+            again = {at for at in going if fastest[at] == inf or fastest[at] < LONG}
+            spent = _block(peer, size, many, device) if mine in again else 0.0
+            took = _most([spent if at == mine else 0.0 for at in range(len(units))])
+            fastest |= {at: min(fastest[at], took[at]) for at in again}
+        for at in going:
+            times[at][size] = fastest[at] / many
+        going = {at for at in going if fastest[at] < ENOUGH}
+    return [fit(*_telling(each)) for each in times]
+
+
+def _peer(unit: Unit, rank: int) -> list[int]:
+    """The rank with which one exchanges, if it is in this unit."""
+    return [b if a == rank else a for a, b in unit.pairs if rank in (a, b)]
+
+
+def _telling(seconds: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    """The largest messages, which tell the rate, and the smallest as if it had no bytes: it tells the latency, and a
+    switch that holds back some bytes carries those between faster than its wire."""
+    sizes = [size for size in seconds if size == SIZES[0][0] or size * 8 >= max(seconds)]
+    return [0, *sizes[1:]], [seconds[size] for size in sizes]
+
+
+def _block(peer: int, size: int, many: int, device: torch.device) -> float:
+    """Seconds of so many exchanges with a peer, one behind the other."""
+    mine, theirs = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    kind = family(device.type)
+    start = time.perf_counter()
+    for _ in range(many):
+        # The receive first: Gloo says behind what it sends that it can receive, and the peer waits for that word.
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, theirs, peer), dist.P2POp(dist.isend, mine, peer)])
+        for work in works:
+            work.wait(timedelta(seconds=ANSWER))
+    if kind.card:
+        kind.module.synchronize()
+    return time.perf_counter() - start
+
+
+def _most(seconds: Sequence[float]) -> list[float]:
+    """For each place the most that any rank says; all have come to here when it is known."""
+    said = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+    work = dist.all_reduce(said, dist.ReduceOp.MAX, async_op=True)
+    assert work is not None
+    work.wait(timedelta(seconds=ANSWER))
+    found: list[float] = said.tolist()
+    return found
+
+
+def _silent(rank: int, run: RunHosts, error: Exception) -> str:
+    """The ranks that do not answer, by what those who do have left in the store."""
+    hosts, size = run.hosts, len(run.hosts.numbers)
+    silent: list[int] | None = None
+    with suppress(RuntimeError):  # the store may be what is gone
+        meeting = store()
+        meeting.set(f"measure/{rank}", "")
+        end = time.monotonic() + ANSWER + 1
+        silent = [*range(size)]
+        while silent and time.monotonic() < end:
+            silent = [each for each in silent if not meeting.check([f"measure/{each}"])]
+            time.sleep(0.05)
+    if silent is None:
+        return "the links were not measured: the store at which all meet is gone, and with it rank 0 or its host"
+    if not silent:
+        said = str(error).partition("\n")[0]
+        return f"the links were not measured: all ranks are there, but a connection broke\n  {said}"
+    who = ", ".join(f"rank {each} on {run.names[hosts.numbers[each]]}" for each in silent)
+    return f"the links were not measured: {who} does not answer\n  ended, stuck, or its host cannot be reached"
+
+
+def measure(ranks: int = 2, *, timeout: float = 120.0) -> LinkTimes:
+    """Time exchanges between that many Gloo processes of this machine; none of them outlives the call.
 
     A process that fails, or a run of more than `timeout` seconds, raises TransportError with what it said.
     """
     if ranks < 2:
         raise PlacementError(f"cannot measure between {ranks} ranks\n  a transport needs at least 2")
     with tempfile.TemporaryDirectory(prefix="sbpflow-measure-") as folder:
-        job = {"ranks": ranks, "sizes": list(sizes), "folder": folder}
+        job = {"ranks": ranks, "folder": folder}
         # Not multiprocessing: spawn would run the caller's script a second time; fork breaks under threads.
         code = f"import importlib; importlib.import_module({__name__!r}).run_rank()"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -111,8 +220,13 @@ def measure(ranks: int = 2, sizes: Sequence[int] = SIZES, *, timeout: float = 12
                 running.append(Popen(command, stdout=log, stderr=log, stdin=DEVNULL, env=environment))
                 cleanup.callback(_end, running[-1])
             _wait(running, folder, timeout)
-        took = [seconds / (ranks - 1) for seconds in json.loads(Path(folder, "seconds.json").read_text())]
-    return LinkTimes(ranks, tuple(sizes), tuple(took), *fit(sizes, took))
+        said = json.loads(Path(folder, "links.json").read_text())
+    links = tuple(PairLink(tuple(hosts), *figures) for hosts, *figures in said)
+    return LinkTimes(Hosts((0,) * ranks), ("this machine",), links, when=now())
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _wait(running: Sequence["Popen[bytes]"], folder: str, timeout: float) -> None:
@@ -140,27 +254,16 @@ def _end(process: "Popen[bytes]") -> None:
 
 
 def run_rank() -> None:
-    """One measuring process: its job is the first argument, as JSON; rank 0 writes the seconds."""
+    """One measuring process: its job is the first argument, as JSON; rank 0 writes what it found."""
     job = json.loads(sys.argv[1])
     rank, ranks, folder = job["rank"], job["ranks"], job["folder"]
     torch.set_num_threads(1)
     meet = Path(folder, "store").as_uri()  # a file, so that no port need be free
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     try:
-        seconds = [_seconds(size, ranks) for size in job["sizes"]]
+        links, _ = timed(rank, Hosts((0,) * ranks), torch.device("cpu"))
     finally:
         dist.destroy_process_group()
     if rank == 0:
-        Path(folder, "seconds.json").write_text(json.dumps(seconds))
-
-
-def _seconds(size: int, ranks: int) -> float:
-    """Seconds that gathering one shard of `size` bytes from every rank takes."""
-    shard, whole = (torch.zeros(many, dtype=torch.uint8, device="cpu") for many in (size, size * ranks))
-    times = []
-    for _ in range(WARM_UP + ROUNDS):
-        start = time.perf_counter()
-        dist.all_gather_into_tensor(whole, shard)
-        times.append(time.perf_counter() - start)
-    # The lower quartile: other work on the machine only ever adds time, at 1 KiB up to 20 times the truth.
-    return statistics.quantiles(times[WARM_UP:], n=4)[0]
+        said = [(link.hosts, link.latency, link.bandwidth, link.ranks) for link in links]
+        Path(folder, "links.json").write_text(json.dumps(said))

@@ -17,25 +17,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .device import card_here, family
-from .errors import PlacementError, TransportError, user_line
+from .errors import PlacementError, SbpflowError, TransportError, user_line
 from .grid import Placement
 from .launcher import (
     address_towards,
     check_interface,
     interface_of,
-    is_here,
     is_loopback,
     one_host,
-    resolves,
     torchruns_words,
     warn_of_many_worlds,
 )
+from .network.absent import absent
+from .network.hosts import RunHosts, hosts_of_run
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
-__all__ = ["World", "at_close", "close", "device", "init", "owned", "process_group", "store", "world"]
+__all__ = [
+    "World",
+    "at_close",
+    "close",
+    "device",
+    "init",
+    "is_joined",
+    "joined",
+    "owned",
+    "process_group",
+    "store",
+    "world",
+]
 
 
 @dataclass(slots=True)
@@ -48,6 +60,7 @@ class World:
     native: bool | None  # whether moves use the backend's own collectives; None: where it is the faster way
     silence: float = 5.0  # seconds in which a host that does not answer any more is told; 0 where nobody asks
     check: bool = True  # whether ranks compare, now and then, what each of them passes as one value
+    run: RunHosts | None = None  # which process is on which host; None where it is the only one
 
 
 DEFAULT_TIMEOUT = 300.0
@@ -100,6 +113,16 @@ def world() -> World:
     return _world or init()
 
 
+def joined() -> World | None:
+    """The world, if this process is in one, or has others to join."""
+    return world() if is_joined() or _launched() else None
+
+
+def is_joined() -> bool:
+    """Whether this process is in a world."""
+    return _world is not None
+
+
 def _join(timeout: float) -> World:
     global _ours, _joined
     if not _launched():
@@ -119,11 +142,31 @@ def _join(timeout: float) -> World:
             said = str(error).partition("\n")[0]
             raise TransportError(
                 f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others within {timeout:g} s "
-                f"(flow.init(timeout=...) sets the limit)\n  {_absent(said)}\n  torch.distributed said: {said}"
+                f"(flow.init(timeout=...) sets the limit)\n  {absent(_base, _came, said)}\n"
+                f"  torch.distributed said: {said}"
             ) from error
         _ours = True
     atexit.register(close)
-    return World(dist.get_rank(), dist.get_world_size(), timeout, None)
+    here = World(dist.get_rank(), dist.get_world_size(), timeout, None)
+    here.run = _run_of(here)
+    return here
+
+
+def _run_of(here: World) -> RunHosts:
+    """The hosts of the run, once all of its processes have come."""
+    assert here.rank is not None
+    assert here.size is not None
+    try:
+        return hosts_of_run(_store(here), here.rank, here.size)
+    except RuntimeError as error:
+        if isinstance(error, SbpflowError):
+            raise
+        raise TransportError(
+            f"rank {here.rank} of {here.size} did not hear from all others on which host they are within "
+            f"{here.timeout:g} s (flow.init(timeout=...) sets the limit)\n"
+            "  every process comes to flow.init, or to its first move\n"
+            f"  torch.distributed said: {str(error).partition(chr(10))[0]}"
+        ) from error
 
 
 def _meet(timeout: float) -> None:
@@ -202,50 +245,6 @@ def _name_start(meeting: "Store", rank: int, size: int, timeout: float) -> None:
 def _came(rank: int) -> str:
     """The key in the store where all meet by which a rank says that it is there."""
     return f"join/{_start}{_joined}/came/{rank}"
-
-
-def _absent(said: str) -> str:
-    """Ranks that did not come, as far as the store that they meet at can tell."""
-    if _base is None:
-        if "EADDRINUSE" in said:
-            return "another program has this port of rank 0's host: choose another MASTER_PORT, the same on all hosts"
-        return _unmet(os.environ["RANK"], os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
-    meeting, _, size = _base
-    # Rank 0 holds the store, where torchrun does not; it says that it came when it has seen all others there.
-    first = 0 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 1
-    try:
-        late = [str(rank) for rank in range(first, size) if not meeting.check([_came(rank)])]
-        told = {rank: meeting.get(_came(rank)).decode() for rank in range(size) if meeting.check([_came(rank)])}
-    except RuntimeError:
-        return "the store that they meet at is gone: rank 0 has ended"
-    other = next((rank for rank in told if told[rank] != str(size)), None)
-    if other is not None:
-        return (
-            f"rank {other} was told that there are {told[other]} ranks, this one {size}\n"
-            "  all hosts must be started with the same WORLD_SIZE (torchrun: --nnodes and --nproc-per-node)"
-        )
-    if not late:
-        return (
-            "all were started, and one has ended since or cannot be reached by the others\n"
-            "  a firewall must leave all ports open between hosts; GLOO_SOCKET_IFNAME names the interface to them"
-        )
-    names = f"rank{'s' * (len(late) > 1)} {', '.join(late[:8])}{' and others' * (len(late) > 8)}"
-    return f"{names} did not come: not started, ended before, or still at what stands before flow.init()"
-
-
-def _unmet(rank: str, address: str, port: str) -> str:
-    """Why a process did not come to the address where all meet, or nobody came to it there."""
-    where = f"{address}:{port}"
-    if not resolves(address):
-        return f"this host does not know the name MASTER_ADDR={address}: give the address of rank 0's host instead"
-    if rank != "0":
-        return (
-            f"nobody answered at {where}, where rank 0 lets all meet: it was not started, or cannot be reached\n"
-            "  MASTER_ADDR is rank 0's host as this one knows it, MASTER_PORT the same on all and open between hosts"
-        )
-    if not is_here(address):
-        return f"MASTER_ADDR={address} is another host: it must be the one that rank 0 is on, which is this"
-    return f"others did not come to {where}: not started, ended before, or they cannot reach this host"
 
 
 def _launched() -> bool:
@@ -368,9 +367,13 @@ def _bound_groups(timeout: float) -> None:
 
 def store() -> "Store":
     """The key-value store that the processes met at."""
+    return _store(world())
+
+
+def _store(here: World) -> "Store":
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.distributed_c10d import _get_default_store
 
     meeting = PrefixStore(f"sbpflow/{_start}{_joined}", _get_default_store())
-    meeting.set_timeout(timedelta(seconds=world().timeout))
+    meeting.set_timeout(timedelta(seconds=here.timeout))
     return meeting

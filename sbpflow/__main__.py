@@ -1,11 +1,12 @@
 """The command line: `python -m sbpflow demo`, `doctor`, `plan`, `draw`, `diff`, `simulate` and `island`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .placement.errors import SbpflowError
+from .placement.errors import PlacementError, SbpflowError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,9 +15,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     try:
         if asked.command == "doctor":
-            if asked.save and not asked.measure:
-                parser.error("--save FILE writes what --measure finds: give both")
-            doctor(ranks=asked.ranks if asked.measure else None, save=asked.save)
+            if not asked.measure and (asked.save or asked.ranks):
+                parser.error("--save FILE and --ranks N are for what --measure finds: give that too")
+            doctor(measuring=asked.measure, ranks=asked.ranks, save=asked.save)
         elif asked.command in ("plan", "draw", "diff") or getattr(asked, "plan", None) is not None:
             from .nn.plan.command import run_command
 
@@ -37,20 +38,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def doctor(*, ranks: int | None, save: Path | None) -> None:
-    """Print what is here and what is missing; with `ranks`, also measure between so many processes."""
+def doctor(*, measuring: bool, ranks: int | None, save: Path | None) -> None:
+    """Print what is here and what is missing, and measure links: of the run, or between so many local processes."""
     from .placement.doctor import report
+    from .placement.measure import measure, measure_run
 
-    print(report())
-    if ranks is None:
-        return
-    from .placement.measure import measure
-
-    measured = measure(ranks)
-    print(f"\n{measured}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and measuring:
+        if ranks is not None:
+            raise PlacementError("--ranks N starts processes of this machine\n  under torchrun, its own are measured")
+        measured, save = measure_run(), save or Path("cluster.toml")
+        if os.environ["RANK"] != "0":
+            return
+        print(f"{report()}\n\n{measured}")
+    else:
+        print(report())
+        if not measuring:
+            return
+        measured = measure(2 if ranks is None else ranks)
+        print(f"\n{measured}")
     if save is not None:
         measured.cluster().save(save)
-        print(f"wrote {save}: use it by flow.use_cluster({str(save)!r})")
+        print(f"wrote {save}: use it by SBPFLOW_CLUSTER={save}, or flow.use_cluster({str(save)!r})")
 
 
 def simulate(name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Path | None) -> None:
@@ -71,9 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
     healing = commands.add_parser("doctor", help="say what this machine has and what is missing")
-    healing.add_argument("--measure", action="store_true", help="time the transport between local processes")
-    healing.add_argument("--ranks", type=int, default=2, metavar="N", help="processes to measure between (default 2)")
-    healing.add_argument("--save", type=Path, metavar="FILE", help="write what was measured as a cluster (.toml)")
+    healing.add_argument(
+        "--measure", action="store_true", help="time the links of a run under torchrun, or of this machine"
+    )
+    healing.add_argument("--ranks", type=int, metavar="N", help="without torchrun, how many processes (2)")
+    healing.add_argument(
+        "--save",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write what was measured as a cluster (a run's: cluster.toml)",
+    )
     showing = commands.add_parser("demo", help="show every move between two signatures on four simulated ranks")
     showing.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for pictures (default out)"

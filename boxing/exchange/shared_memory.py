@@ -18,8 +18,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from ...placement.hosts.page import stamp
 from ...placement.ledger import Ledger
+from ...placement.network.page import stamp
 from .bell import Bell
 from .buffer import finish, keep, landing, pack, plain
 from .transport import Exchange, Sent

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...placement.errors import TransportError
-from ...placement.hosts.page import stamp
 from ...placement.ledger import Ledger
+from ...placement.network.page import stamp
 from ...placement.world import World
 from .transport import Turn
 

@@ -9,12 +9,12 @@ All that hold a box of a tensor cut it alike, so that what one host has lost is,
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from torch import Tensor
 
-from ...placement.ledger import this_host
+from ...placement.network.hosts import Hosts
+from ...placement.network.identity import this_host
 from ...placement.world import world
 from ...sbp import Layout
 from ..files.held import me
@@ -24,38 +24,6 @@ from .entries import NamedTensor
 from .meeting import Meeting
 
 __all__ = ["Hosts", "agreed_hosts", "pieces_by_host"]
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """The number of each process's host, from 0, in the order of their first processes.
-
-    >>> hosts = Hosts.of(["a", "a", "b", "c"])
-    >>> hosts.numbers, hosts.count, hosts.members(0), hosts.taken(2, by=1)
-    ((0, 0, 1, 2), 3, (0, 1), 0)
-    """
-
-    numbers: tuple[int, ...]
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> "Hosts":
-        order = list(dict.fromkeys(names))
-        return cls(tuple(order.index(name) for name in names))
-
-    @property
-    def count(self) -> int:
-        return max(self.numbers) + 1
-
-    def members(self, host: int) -> tuple[int, ...]:
-        return tuple(process for process, number in enumerate(self.numbers) if number == host)
-
-    def is_first(self, process: int) -> bool:
-        """Whether a process does what is done once on its host."""
-        return self.members(self.numbers[process])[0] == process
-
-    def taken(self, host: int, *, by: int) -> int:
-        """The host that takes a copy of what is on this one, so many places on in the ring."""
-        return (host + by) % self.count
 
 
 def pieces_by_host(

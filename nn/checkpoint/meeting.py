@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ...placement.errors import FileError, SbpflowError, TransportError
-from ...placement.hosts.processes import runs
-from ...placement.ledger import this_host
+from ...placement.network.identity import this_host
+from ...placement.network.processes import runs
 from ...placement.world import at_close, store, world
 
 __all__ = ["Meeting"]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...placement.network.hosts import Hosts
 from ..files.served import ServedFile, server
 from .commit import (
     SLOW,
@@ -33,7 +34,6 @@ from .commit import (
 )
 from .content import Content
 from .folders.ownership import removed, synced
-from .hosts import Hosts
 from .manifest import MANIFEST, WRITING
 from .meeting import Meeting
 from .newest import tidied

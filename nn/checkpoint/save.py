@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 
 from ...placement.device import current_stream, on_stream, recorded, side_stream
 from ...placement.errors import SbpError
+from ...placement.network.hosts import Hosts
 from ...placement.world import world
 from ..files.held import me
 from ..files.values import Region
 from .commit import committed
 from .content import Content, collected
 from .entries import NamedTensor, pieces_of
-from .hosts import Hosts, agreed_hosts, pieces_by_host
+from .hosts import agreed_hosts, pieces_by_host
 from .manifest import REPLACED, WRITING
 from .meeting import Meeting
 from .neighbours import Files, committed_by_hosts

@@ -35,6 +35,7 @@ def explained(step: Step, idle: bool = True) -> Report:
     with step.graph.priced():
         plan, live = step.plan, step.memory()
         made = _report(step, live)
+        made = replace(made, links=_links(step.graph))
         made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
         if plan.options.cuda_graph:
             made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))
@@ -45,6 +46,12 @@ def explained(step: Step, idle: bool = True) -> Report:
         if step not in _idle:
             _idle[step] = tuple(said_of_idle(plan, made.predicted or 0.0))
         return replace(made, idle=_idle[step])
+
+
+def _links(graph: Physical) -> str:
+    """How the links are known; each cluster once where kinds of devices have one each."""
+    kinds = sorted({value.layout.placement.type for value in graph.values.values()})
+    return "; ".join(dict.fromkeys(default_cluster(kind).said for kind in kinds))
 
 
 def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...placement.errors import TransportError
-from ...placement.hosts.interface import family_of, run_address
+from ...placement.network.interface import family_of, run_address
 from ...placement.world import at_close, store, world
 from .pieces import sizes_of
 from .raw import RawFile, counted, memory_of

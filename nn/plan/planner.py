@@ -231,9 +231,10 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
             '  give it ranks=4, a grid, as in plan="grid (data=4)", or what to plan for, as in cluster="h100x8"'
         )
     several = len(there.levels) > 1
-    node = there.levels[0].size if several else ranks or 1
+    # Hosts of unequal numbers of ranks have no axis of their own.
+    node = ranks or 1 if not several else 1 if there.levels[0].groups else there.levels[0].size
     known = which is not None and "*" in str(which)
     size = ranks or (there.capacity[-1] if known else min(node, cards) if which is None and cards else node)
-    if size <= node or size % node:
+    if node == 1 or size <= node or size % node:
         return Plan.read(f"grid {kind} (data={size})")
     return Plan.read(f"grid {kind} (data={size // node}, tensor={node})")

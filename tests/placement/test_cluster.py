@@ -22,7 +22,7 @@ from sbpflow.placement import (
     placement,
     use_cluster,
 )
-from sbpflow.placement.cluster import _here
+from sbpflow.placement.cluster import preset_here
 
 PRESETS = ("cpu", "a100x8", "h100x8", "h200x8", "flat", "two_level")
 UNIT = Device("unit", {"float32": 1.0}, 1.0, 1.0)
@@ -91,7 +91,9 @@ def test_saved_clusters_read_back(name: str, tmp_path: Path) -> None:
     odd = Cluster('o"d\\d é', (Level("x", 3, 0.0, float("inf")),), Device("a.b", {"float8 x": 1e-9}, 1, 2.5e30))
     c = odd if name == "odd" else cluster(name)
     c.save(tmp_path / "c.toml")
-    assert repr(cluster(tmp_path / "c.toml")) == repr(cluster(str(tmp_path / "c.toml"))) == repr(c)
+    read = cluster(tmp_path / "c.toml")
+    assert repr(read) == repr(cluster(str(tmp_path / "c.toml"))) == repr(replace(c, origin=read.origin))
+    assert read.said == f"as {tmp_path / 'c.toml'} has it"
 
 
 @pytest.fixture
@@ -136,9 +138,9 @@ def test_cuda_placements_are_priced_by_the_gpu_at_hand(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
-    _here.cache_clear()
+    preset_here.cache_clear()
     assert default_cluster(placement("cuda", 0)) is cluster(preset)
-    _here.cache_clear()
+    preset_here.cache_clear()
 
 
 GOOD = """
@@ -155,7 +157,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
         (
             "size = 8",
             "sise = 8",
-            "level 0 of FILE needs name, size, latency, bandwidth\n  found missing size; unknown sise",
+            "level 0 of FILE needs name, size, latency, bandwidth, groups\n  found missing size; unknown sise",
         ),
         ('name = "mine"', "", "FILE needs name, levels, device, links, devices\n  found missing name"),
         ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),

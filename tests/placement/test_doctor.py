@@ -12,6 +12,8 @@ from sbpflow.__main__ import main
 from sbpflow.placement import cluster
 from sbpflow.placement.doctor import Finding, findings, meeting_point, report
 from sbpflow.placement.measure import LinkTimes
+from sbpflow.placement.network.hosts import Hosts
+from sbpflow.placement.network.levels import PairLink
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
 
@@ -78,11 +80,11 @@ def test_doctor_saves_what_it_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def pretend(ranks: int) -> LinkTimes:
-        return LinkTimes(ranks, (1024, 2048), (1e-4, 2e-4), 7e-5, 3e9)
+        return LinkTimes(Hosts((0,) * ranks), ("here",), (PairLink((0,), 7e-5, 3e9, 1),))
 
     monkeypatch.setattr(sys.modules[LinkTimes.__module__], "measure", pretend)
     assert main(["doctor", "--measure", "--ranks", "3", "--save", str(tmp_path / "c.toml")]) == 0
-    assert "all-gather over 3 local Gloo ranks" in capsys.readouterr().out
+    assert "links between 3 ranks on 1 host" in capsys.readouterr().out
     level = cluster(tmp_path / "c.toml").levels[0]
     assert (level.latency, level.bandwidth) == (7e-5, 3e9)
 
@@ -92,7 +94,7 @@ def test_errors_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "cannot measure between 1 ranks\n  a transport needs at least 2\n"
 
 
-@pytest.mark.parametrize("argv", [["doctor", "--save", "x.toml"], ["plan"], []])
+@pytest.mark.parametrize("argv", [["doctor", "--save", "x.toml"], ["doctor", "--ranks", "3"], ["plan"], []])
 def test_a_command_that_is_none_is_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(argv)

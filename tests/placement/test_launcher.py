@@ -13,6 +13,7 @@ from sbpflow import B, S
 from sbpflow.placement import PlacementError, TransportError, world
 from sbpflow.placement.doctor import findings
 from sbpflow.placement.launcher import address_towards, check_interface, interface_of, one_host, torchruns_words
+from sbpflow.placement.network import absent
 from tests.ranks import Fresh
 
 # Two processes as each launcher starts them; those of Open MPI 5.0 and MPICH 5.0 as they were seen, of SLURM as its
@@ -125,7 +126,7 @@ def test_an_interface_that_is_not_there_is_refused_before_others_wait() -> None:
 def test_who_does_not_meet_the_others_is_told_what_is_wrong_with_the_address(
     rank: str, address: str, told: str
 ) -> None:
-    assert world._unmet(rank, address, "29500").startswith(told)
+    assert absent._unmet(rank, address, "29500").startswith(told)
 
 
 def meet_without_rank_2() -> str | None:
@@ -142,14 +143,16 @@ def test_rank_0_that_holds_the_store_is_not_among_those_that_did_not_come(fresh:
     assert answer.value.startswith("rank 2 did not come: not started")
 
 
-def test_ranks_that_were_told_different_numbers_of_ranks_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_were_told_different_numbers_of_ranks_say_so() -> None:
     store = HashStore()
-    monkeypatch.setattr(world, "_base", (store, 0, 3))
     for rank, size in enumerate("343"):
         store.set(world._came(rank), size)
-    assert world._absent("").startswith("rank 1 was told that there are 4 ranks, this one 3\n  all hosts must be")
+    assert absent.absent((store, 0, 3), world._came, "").startswith(
+        "rank 1 was told that there are 4 ranks, this one 3\n  all hosts must be"
+    )
     store.set(world._came(1), "3")
-    assert world._absent("").startswith("all were started, and one has ended since")
+    told = absent.absent((store, 0, 3), world._came, "")
+    assert told.startswith("all were started, and one has ended since")
 
 
 def meet_at_a_port_that_is_taken() -> str:

@@ -1,58 +1,20 @@
-"""Measuring: the fit finds the line under the noise, and real processes are timed and always ended."""
+"""Measuring: real processes are timed and always ended, and what they took is a cluster."""
 
-import math
 import os
-import random
+import re
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 import pytest
 
 from sbpflow.placement import PlacementError, TransportError, cluster
 from sbpflow.placement import measure as module
-from sbpflow.placement.measure import SIZES, LinkTimes, fit, measure
+from sbpflow.placement.measure import LinkTimes, measure
+from sbpflow.placement.network.hosts import Hosts
+from sbpflow.placement.network.levels import PairLink
 from tests.ranks import Nursery
-
-
-@pytest.mark.parametrize("latency", [1e-6, 60e-6, 1e-3])
-@pytest.mark.parametrize("bandwidth", [1e6, 1.5e9, 360e9])
-def test_fit_finds_an_exact_line(latency: float, bandwidth: float) -> None:
-    found = fit(SIZES, [latency + size / bandwidth for size in SIZES])
-    assert found == pytest.approx((latency, bandwidth), rel=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_fit_finds_both_ends_under_ten_percent_noise(seed: int) -> None:
-    dice = random.Random(seed)
-    seconds = [(60e-6 + size / 1.5e9) * dice.uniform(0.9, 1.1) for size in SIZES]
-    assert fit(SIZES, seconds) == pytest.approx((60e-6, 1.5e9), rel=0.15)
-
-
-def test_fit_is_never_negative() -> None:
-    assert fit([1, 2], [2.0, 1.0])[1] == math.inf
-    assert 1.0 < fit([1, 2], [2.0, 1.0])[0] < 2.0
-    assert fit([1, 2], [1.0, 3.0]) == pytest.approx((0.0, 13 / 15))
-    assert fit([0, 8], [1.0, 3.0]) == pytest.approx((1.0, 4.0))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "seconds"),
-    [
-        ([], []),
-        ([8], [1.0]),
-        ([8, 8], [1.0, 2.0]),
-        ([8, 16], [1.0]),
-        ([8, 16], [1.0, 0.0]),
-        ([8, 16], [1.0, math.nan]),
-        ([8, 16], [1.0, math.inf]),
-        ([-8, 16], [1.0, 2.0]),
-    ],
-)
-def test_fit_refuses_what_gives_no_line(sizes: list[float], seconds: list[float]) -> None:
-    with pytest.raises(PlacementError, match="need two different sizes, and for each a time above 0\n  found"):
-        fit(sizes, seconds)
 
 
 def command_of(code: str, job: str, log: str) -> None:
@@ -94,26 +56,33 @@ def processes(request: pytest.FixtureRequest, nursery: Nursery, monkeypatch: pyt
 
 @pytest.mark.usefixtures("processes")
 def test_real_processes_are_timed() -> None:
-    measured = measure(2, [1024, 2**20])
+    measured = measure(2)
+    (link,) = measured.links
     level = measured.cluster().levels[0]
-    assert (level.latency, level.bandwidth, level.size) == (measured.latency, measured.bandwidth, 65536)
-    assert all(0 < seconds < 60 for seconds in measured.seconds)
+    assert (level.latency, level.bandwidth, level.size) == (link.latency, link.bandwidth, 65536)
+    assert link.latency > 0
     assert measured.cluster().device == cluster("cpu").device
+    assert re.match(r"measured \d{4}-\d\d-\d\d \d\d:\d\d UTC on this machine \(2\)", measured.cluster().origin)
 
 
 def test_a_measurement_prints_beside_the_preset() -> None:
-    text = str(LinkTimes(2, (1024, 2**20), (1e-4, 1e-3), 5e-5, 2e9))
-    assert "all-gather over 2 local Gloo ranks, one hop" in text
-    assert "latency        50.0 us    preset     60.0 us" in text
-    assert "bandwidth      2.00 GB/s  preset     1.50 GB/s" in text
+    links = (PairLink((0,), 5e-5, 2e9, 1), PairLink((1,), 5e-5, 2e9, 1), PairLink((0, 1), 3e-4, 12.5e6, 2))
+    text = str(LinkTimes(Hosts((0, 0, 1, 1)), ("a", "b"), links))
+    assert "links between 4 ranks on 2 hosts, all sending at once" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["a", "-", "b", "300.0", "12.5", "200"] in rows
+    assert ["network", "300.0", "12.5"] in rows
+    assert ["preset's", "host", "60.0", "1500.0"] in rows
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_process_that_fails_is_quoted() -> None:
+def test_a_process_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    start: Callable[..., Any] = vars(module)["Popen"]
+    monkeypatch.setattr(module, "Popen", lambda command, **options: start([*command[:3], "{}"], **options))
     with pytest.raises(
-        TransportError, match=r"rank \d of the measurement ended with code 1\n  it said: .*RuntimeError"
+        TransportError, match=r"rank \d of the measurement ended with code 1\n  it said: KeyError: 'rank'"
     ):
-        measure(2, [1024, -1])
+        measure(2)
 
 
 def test_a_measurement_that_takes_too_long_is_ended() -> None:

@@ -127,6 +127,7 @@ class GraphFacts:
     account: MoveAccount | None = None  # the seconds of moves by which the choice was made
     recorded: str = ""  # what a graph of the card has of the step
     late: Sequence[str] = ()  # a line on what a step in micro-batches does once for the whole batch
+    links: str = ""  # how the links are known by which it was chosen: measured and when, a preset, or a guess
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 
     @cached_property
@@ -221,6 +222,7 @@ class GraphFacts:
                 "waiting": self.waiting,
                 "course": self.course and asdict(self.course),
             },
+            "links": self.links,
             "cut": self.cut,
             "idle": list(self.idle),
             "eager": self.eager,

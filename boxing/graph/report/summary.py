@@ -19,6 +19,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         headline(facts),
         f"  time    {time_line(facts)}",
         f"  choice  {facts.solution or 'unknown'}",
+        *([f"  links   {facts.links}"] if facts.links else ()),
         *_memory(facts.memory),
         *([f"  frozen  {facts.frozen}"] if facts.frozen else ()),
         *([f"  CUDA graph  {facts.recorded}"] if facts.recorded else ()),

@@ -24,10 +24,9 @@ class DeviceGroups:
         self.type = whole.type
         unlike = {rank for link in cluster.links for rank in link.ranks}
         unlike |= {rank for each in cluster.devices for rank in each.ranks}
-        host = cluster.levels[0].size
         kinds: dict[tuple[str, int], list[int]] = {}
         for rank in whole.flat:
-            kinds.setdefault(("rank", rank) if rank in unlike else ("host", rank // host), []).append(rank)
+            kinds.setdefault(("rank", rank) if rank in unlike else ("host", cluster.unit(rank)), []).append(rank)
         self.kinds = list(kinds.values())
         self.many = len(whole.flat)
         self.none: Used = (0,) * len(self.kinds)

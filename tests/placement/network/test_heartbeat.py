@@ -12,8 +12,8 @@ from itertools import combinations
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from sbpflow.placement.hosts.heartbeat import Heartbeats, partners
-from sbpflow.placement.hosts.page import PAGE, Page, stamp
+from sbpflow.placement.network.heartbeat import Heartbeats, partners
+from sbpflow.placement.network.page import PAGE, Page, stamp
 
 LIMIT = 60.0  # seconds in which what must come has come, however busy the machine is
 
