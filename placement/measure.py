@@ -197,7 +197,7 @@ def _silent(rank: int, run: RunHosts, error: Exception) -> str:
         said = str(error).partition("\n")[0]
         return f"the links were not measured: all ranks are there, but a connection broke\n  {said}"
     who = ", ".join(f"rank {each} on {run.names[hosts.numbers[each]]}" for each in silent)
-    return f"the links were not measured: {who} does not answer\n  ended, stuck, or its host cannot be reached"
+    return f"the links were not measured: no answer of {who}\n  ended, stuck, or its host cannot be reached"
 
 
 def measure(ranks: int = 2, *, timeout: float = 120.0) -> LinkTimes:
