@@ -29,7 +29,7 @@ from .grid import Placement
 from .hardware import Device, Level, RankDevice, RankLink, check_groups
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
-from .world import joined
+from .world import joined, world_so_far
 
 __all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
 
@@ -254,7 +254,6 @@ def _of_nodes(one: Cluster, nodes: str) -> Cluster:
 
 
 _override: Cluster | None = None
-_known: tuple[RunHosts | None, str, dict[str, Cluster]] | None = None  # of this run, by types of devices
 
 
 def use_cluster(which: Cluster | str | Path | None) -> AbstractContextManager[object]:
@@ -279,27 +278,24 @@ def default_cluster(placement: Placement | str) -> Cluster:
     if _override is not None:
         return _override
     type = placement if isinstance(placement, str) else placement.type
-    here = joined()
-    run = here.run if here else None
+    here = world_so_far() or joined()
+    if here is None:
+        return _of_run(type, None)
+    known = here.clusters.get(type)
+    if known is None:
+        known = here.clusters[type] = _of_run(type, here.run)
+    return known
+
+
+def _of_run(type: str, run: RunHosts | None) -> Cluster:
+    """The cluster of a run, which may be this process alone."""
     said = run.said if run else os.environ.get(FILE, "")
-    if not said and (run is None or run.hosts.count == 1):
-        return preset_here(type)
-    return _of_run(type, run, said)
+    if said:
+        return _told(run, said)
+    return preset_here(type) if run is None or run.hosts.count == 1 else _guessed(preset_here(type), run)
 
 
-def _of_run(type: str, run: RunHosts | None, said: str) -> Cluster:
-    """The cluster of a run, which may be this process alone; looked up if it was asked for before."""
-    global _known
-    if _known is None or _known[:2] != (run, said):
-        _known = run, said, {}
-    known = _known[2]
-    if type not in known:
-        known[type] = _told(run, said) if said else _guessed(preset_here(type), run)
-    return known[type]
-
-
-def _guessed(preset: Cluster, run: RunHosts | None) -> Cluster:
-    assert run is not None
+def _guessed(preset: Cluster, run: RunHosts) -> Cluster:
     levels, origin = two_levels(preset.levels, run)
     return replace(preset, name=f"{preset.name} on {run.hosts.count} hosts", levels=levels, origin=origin)
 

@@ -1,7 +1,7 @@
 """The parts of a cluster: levels and what joins them, devices, and what is unlike the others of its kind."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .errors import PlacementError
@@ -22,7 +22,7 @@ class Level:
     size: int
     latency: float
     bandwidth: float
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0

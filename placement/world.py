@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ __all__ = [
     "process_group",
     "store",
     "world",
+    "world_so_far",
 ]
 
 
@@ -61,6 +62,7 @@ class World:
     silence: float = 5.0  # seconds in which a host that does not answer any more is told; 0 where nobody asks
     check: bool = True  # whether ranks compare, now and then, what each of them passes as one value
     run: RunHosts | None = None  # which process is on which host; None where it is the only one
+    clusters: dict[str, Any] = field(default_factory=dict)  # by types of devices, once they were asked for
 
 
 DEFAULT_TIMEOUT = 300.0
@@ -116,6 +118,11 @@ def world() -> World:
 def joined() -> World | None:
     """The world, if this process is in one, or has others to join."""
     return world() if is_joined() or _launched() else None
+
+
+def world_so_far() -> World | None:
+    """The world, if this process is in one already."""
+    return _world
 
 
 def is_joined() -> bool:

@@ -143,8 +143,9 @@ def test_any_plan_takes_so_many_calls_at_most(axes: tuple[int, ...], prices: str
 
 def test_a_plan_made_before_is_found_and_not_made_again() -> None:
     src, dst = layout(grid(2, 2), (S(0), P), (48, 96)), layout(grid(2, 2), (B, S(1)), (48, 96))
+    flow.init()
     plan(src, dst)
-    assert calls(lambda: plan(src, dst)) <= 8
+    assert calls(lambda: plan(src, dst)) <= 9  # one of them asks for the world, whose links price it
 
 
 def test_a_large_grid_plans_in_as_many_calls_as_a_small_one() -> None:

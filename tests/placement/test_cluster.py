@@ -23,6 +23,7 @@ from sbpflow.placement import (
     use_cluster,
 )
 from sbpflow.placement.cluster import preset_here
+from sbpflow.placement.world import world
 
 PRESETS = ("cpu", "a100x8", "h100x8", "h200x8", "flat", "two_level")
 UNIT = Device("unit", {"float32": 1.0}, 1.0, 1.0)
@@ -138,6 +139,7 @@ def test_cuda_placements_are_priced_by_the_gpu_at_hand(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(world(), "clusters", {})
     preset_here.cache_clear()
     assert default_cluster(placement("cuda", 0)) is cluster(preset)
     preset_here.cache_clear()
@@ -159,7 +161,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
             "sise = 8",
             "level 0 of FILE needs name, size, latency, bandwidth, groups\n  found missing size; unknown sise",
         ),
-        ('name = "mine"', "", "FILE needs name, levels, device, links, devices\n  found missing name"),
+        ('name = "mine"', "", "FILE needs name, levels, device, links, devices, origin\n  found missing name"),
         ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),
         ("float32 = 1", "float32 = 'x'", "flops in device of FILE is a number\n  found {'float32': 'x'}"),
         (
