@@ -19,17 +19,10 @@ import torch
 from .device import card_here, family
 from .errors import PlacementError, SbpflowError, TransportError, user_line
 from .grid import Placement
-from .launcher import (
-    address_towards,
-    check_interface,
-    interface_of,
-    is_loopback,
-    one_host,
-    torchruns_words,
-    warn_of_many_worlds,
-)
+from .launcher import one_host, torchruns_words, warn_of_many_worlds
 from .network.absent import absent
 from .network.hosts import RunHosts, hosts_of_run
+from .network.interface import address_towards, check_interface, interface_of, is_loopback
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

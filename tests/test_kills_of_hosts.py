@@ -100,7 +100,7 @@ def told(out: Path, rank: int) -> str:
 
 
 def steps(tmp_path: Path, kind: str, act: Callable[[Running], None], left: list[int]) -> dict[int, str]:
-    """What the ranks that are left tell of what is done in the midst of their steps."""
+    """The words of the ranks that are left on what is done in the midst of their steps."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with Network(HOSTS) as net, (tmp_path / "log").open("wb") as log:

@@ -155,7 +155,7 @@ def told(trainer: Any) -> list[float]:
 
 
 def plain_module(lightning: Any) -> Any:
-    """What Lightning's users write, without a plan."""
+    """The module as Lightning's users write it, without a plan."""
 
     class Plain(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self, net: nn.Module, plan: str) -> None:

@@ -97,7 +97,7 @@ def case(job: Row, ways: list[str]) -> list[Row]:
 
 
 def _played(job: Row, ways: list[str]) -> tuple[list[Row], str]:
-    """What ranks found before they ended or the time was up, and what was said last."""
+    """The findings of ranks before they ended or the time was up, and the words that were said last."""
     shape = SHAPES[job["network"]]
     with tempfile.TemporaryDirectory(prefix="sbpflow-hosts-") as name, Network(shape.hosts, trunk=shape.trunk) as net:
         folder = Path(name)

@@ -9,7 +9,7 @@ pairs        which ranks send to each other at once, round by round, so that eac
 fit          latency and bandwidth by the times of messages of several sizes
 levels       from the times of all rounds to the levels of a cluster
 page         what a rank is at, in memory of a fixed form: written by it, read by all
-interface    the address of this host in the run
+interface    addresses and interfaces of this host, and which of them is its own in the run
 line         a connection between processes of two hosts, with the run's key
 heartbeat    lines to all other hosts: pages of their ranks, who has died there, and which host is silent
 processes    whether a process of this host runs

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..launcher import is_here, resolves
+from .interface import is_here, resolves
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

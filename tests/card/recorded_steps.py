@@ -91,7 +91,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Course:
-    """What steps have come to."""
+    """The values that steps have come to."""
 
     losses: Sequence[float]
     values: dict[str, Tensor]

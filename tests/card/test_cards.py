@@ -1,4 +1,4 @@
-"""What is done otherwise where there are cards: numbers that are drawn, casts, reports, refusals."""
+"""Cards have some things done otherwise: numbers that are drawn, casts, reports, refusals."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What changes between steps counts for one that is recorded as for any other; what cannot be recorded says so."""
+"""Changes between steps count for one that is recorded as for any other; what cannot be recorded says so."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""What a replayed step does on a played card: it waits for nothing, asks for no memory, and finds all where it lay."""
+"""A replayed step on a played card waits for nothing, asks for no memory, and finds all where it lay."""
 
 from typing import Any
 

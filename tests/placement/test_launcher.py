@@ -12,8 +12,9 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.placement import PlacementError, TransportError, world
 from sbpflow.placement.doctor import findings
-from sbpflow.placement.launcher import address_towards, check_interface, interface_of, one_host, torchruns_words
+from sbpflow.placement.launcher import one_host, torchruns_words
 from sbpflow.placement.network import absent
+from sbpflow.placement.network.interface import address_towards, check_interface, interface_of
 from tests.ranks import Fresh
 
 # Two processes as each launcher starts them; those of Open MPI 5.0 and MPICH 5.0 as they were seen, of SLURM as its
