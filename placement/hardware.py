@@ -7,7 +7,9 @@ from itertools import pairwise
 from .errors import PlacementError
 from .ranks import check_type
 
-__all__ = ["Device", "Level", "RankDevice", "RankLink", "check_groups"]
+__all__ = ["RESERVED", "Device", "Level", "RankDevice", "RankLink", "check_groups"]
+
+RESERVED = 0.05  # share of a device's memory for its context, buffers of links, and gaps between tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Device:
 
     def __post_init__(self) -> None:
         check_type(self.type)
+
+    @property
+    def room(self) -> float:
+        """Bytes that a plan may take; infinitely many where nobody says how much memory there is."""
+        return self.memory * (1 - RESERVED)
 
 
 @dataclass(frozen=True, slots=True)

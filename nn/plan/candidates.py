@@ -17,7 +17,7 @@ from .assignment import Assignment
 from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from .plan import Plan
 
-__all__ = ["OPEN", "Candidate", "body", "candidates", "layers_of", "resting"]
+__all__ = ["Candidate", "body", "candidates", "layers_of", "leaves_all", "opened", "resting", "within_limit"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,25 +29,31 @@ class Candidate:
     opened: bool = False
 
 
-def candidates(given: Plan, model: nn.Module, limit: float | None) -> Iterator[Candidate]:
-    """The given plan with the rest left open, and, if it says nothing of weights, plans that people write; open ones
-    first."""
+def candidates(given: Plan, model: nn.Module) -> Iterator[Candidate]:
+    """The given plan with the rest left open, and, if it says nothing of weights, plans that people write."""
     text = body(given)
-    within = f"\nlimit memory {int(limit)} B" if limit is not None else ""
-    if any(isinstance(s, Rest | TakePlan) for s in given.statements):
-        yield Candidate("as said", Plan.read(text + within))
-        return
-    axes = [axis.name for s in given.statements if isinstance(s, Grid) for axis in s.axes if axis.folds is None]
-    layers = layers_of(model)
-    yield Candidate("chosen", Plan.read(f"{text}\n{OPEN}"), opened=True)
-    if limit is not None:
-        yield Candidate("chosen within the limit", Plan.read(f"{text}\n**: ?{within}"))
-    hand = list(_by_hand(axes, takes=_takes(model, axes), norms=_norms(model, layers)))
-    for name, lines in hand:
+    yield Candidate("chosen" if leaves_all(given) else "as said", Plan.read(opened(given)), opened=leaves_all(given))
+    for name, lines in _by_hand(given, model):
         yield Candidate(name, Plan.read(f"{text}\n{lines}"))
-    if limit is not None and layers:
-        for name, lines in hand:
-            yield Candidate(f"{name}, blocks run again", Plan.read(f"{text}\n{lines}\nrecompute {layers}"))
+
+
+def within_limit(given: Plan, model: nn.Module, limit: float) -> Iterator[Candidate]:
+    """The plans beside these where the first one takes too much: one within the limit, and blocks that run again."""
+    text, layers = body(given), layers_of(model)
+    name, lines = ("chosen", "\n**: ?") if leaves_all(given) else ("as said", "")
+    yield Candidate(f"{name} within the limit", Plan.read(f"{text}{lines}\n{Limit(int(limit))}"))
+    for name, lines in _by_hand(given, model) if layers else ():
+        yield Candidate(f"{name}, blocks run again", Plan.read(f"{text}\n{lines}\nrecompute {layers}"))
+
+
+def leaves_all(given: Plan) -> bool:
+    """Whether a plan says nothing of weights, so that all of these are the planner's."""
+    return not any(isinstance(line, Rest | TakePlan) for line in given.statements)
+
+
+def opened(given: Plan) -> str:
+    """The lines of a plan, with all weights left open where it says nothing of them."""
+    return f"{body(given)}\n{OPEN}" if leaves_all(given) else body(given)
 
 
 def body(given: Plan) -> str:
@@ -60,9 +66,12 @@ ALL = "ZeRO-3"
 KINDS = {"ZeRO-1": "states", "ZeRO-2": "{grads,states}"}
 
 
-def _by_hand(axes: list[str], *, takes: bool, norms: str) -> Iterator[tuple[str, str]]:
+def _by_hand(given: Plan, model: nn.Module) -> Iterator[tuple[str, str]]:
     """The lines of plans that people write, by names."""
-    inner, outer = axes[-1], axes[:-1]
+    if not leaves_all(given):
+        return
+    axes = [axis.name for s in given.statements if isinstance(s, Grid) for axis in s.axes if axis.folds is None]
+    inner, outer, takes, norms = axes[-1], axes[:-1], _takes(model, axes), _norms(model, layers_of(model))
     yield "data parallel", ""
     yield from _zeros("", "", axes)
     if outer:

@@ -17,8 +17,9 @@ from torch.optim import AdamW, Optimizer
 from ...boxing.figures import duration, volume
 from ...boxing.graph.move_table import MoveTotal, totals
 from ...boxing.graph.report.report import Report
-from ...placement import Cluster, cluster, use_cluster
+from ...placement import Cluster, cluster, default_cluster, use_cluster
 from ...placement.errors import SbpError
+from ...placement.hardware import RESERVED, Device
 from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
@@ -31,7 +32,7 @@ from .language.plan_text import PlanText
 from .language.statements import ExpectAtMost
 from .notes import kept_notes, noted, options_of
 
-__all__ = ["Checked", "check", "checked_step", "planned_step", "priced_by", "stepped"]
+__all__ = ["Checked", "arguments", "check", "checked_step", "planned_step", "priced_by", "room", "stepped"]
 
 Loss = Callable[..., Any]
 
@@ -45,6 +46,12 @@ class Checked:
     seconds: float
     memory: int
     findings: Sequence[Expectation]
+    device: Device
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank stays within the memory of its device, less what is kept free of it."""
+        return self.memory <= self.device.room
 
     @cached_property
     def moves(self) -> Sequence[MoveTotal]:
@@ -55,6 +62,7 @@ class Checked:
         lines = [
             f"{self.plan.name or 'plan'}: {duration(self.seconds)} a step, {volume(self.memory)} on the fullest rank",
             *(f"  {m.direction:9} {m.count:5} {m.route}: {volume(m.bytes)}, {duration(m.seconds)}" for m in self.moves),
+            *([] if self.fits else [f"  does not fit: {room(self.device)}"]),
             *([f"  frozen {self.report.frozen}"] if self.report.frozen else ()),
             *(f"  {line}" for line in self.report.idle),
             *(f"  {finding}" for finding in self.findings),
@@ -66,6 +74,7 @@ class Checked:
         return {
             "seconds": self.seconds,
             "memory": self.memory,
+            "fits": self.fits,
             "moves": [
                 {"direction": m.direction, "route": m.route, "count": m.count, "bytes": m.bytes, "seconds": m.seconds}
                 for m in self.moves
@@ -129,7 +138,14 @@ def checked_step(
             there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
             others[line.of] = explained(there).predicted or 0.0
     found = findings(plan, step, others)
-    return Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found)
+    whole = grids_of(plan, ranks, model).whole
+    device = default_cluster(whole.type).device_of(whole)
+    return Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found, device)
+
+
+def room(device: Device) -> str:
+    """Words for what a plan may take of a device."""
+    return f"{device.name} has {volume(int(device.memory))}, of which {RESERVED:.0%} are kept free"
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
@@ -25,12 +25,12 @@ from ..graph.capture.surroundings.garbage import uncollected
 from ..graph.captures import Captures
 from .answer import answer
 from .assignment import Assignment, assignment
-from .away import last_ways, offloading
-from .candidates import Candidate, candidates, resting
+from .candidates import Candidate, candidates, leaves_all, resting, within_limit
 from .cases import Cases
-from .check import Checked, Loss, checked_step, planned_step, priced_by
+from .check import Checked, Loss, arguments, checked_step, planned_step, priced_by, room
 from .grids import grids_of
-from .language.statements import ExpectAtMost, Limit, Seek
+from .language.statements import Accumulate, ExpectAtMost, Limit, Seek
+from .lighter import in_parts, last_ways, offloading
 from .plan import Plan
 from .runners_up import OtherPlan, TriedPlan, no_less, runners_up, said_of
 
@@ -92,8 +92,7 @@ def plan(
         seek = next((s for s in given.statements if isinstance(s, Seek)), None)
         if seek is not None:
             raise given.wrong(seek, "what", "seek is not built yet")
-        limits = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
-        limit = next((each for each in limits if each is not None), None)
+        limit, source = _limit(given, memory, ranks, model)
         trying = _Trying(model, batch, loss_fn, optimizer, ranks, limit)
 
         def attempt(one: Candidate) -> Checked | None:
@@ -101,10 +100,14 @@ def plan(
             told(f"{one.name}: {said_of(tried)}")
             return tried.checked
 
-        for one in candidates(given, model, limit):
+        for number, one in enumerate(candidates(given, model)):
             found = attempt(one)
-            if one.opened and limit is not None and found is not None and found.memory > limit:
-                offloading(given, model, limit, found, attempt)
+            if number == 0 and limit is not None and found is not None and found.memory > limit:
+                in_parts(given, model, limit, found, _samples(batch), attempt)
+                for other in within_limit(given, model, limit):
+                    attempt(other)
+                if leaves_all(given):
+                    offloading(given, model, limit, found, attempt)
         if trying.best is None and limit is not None and trying.opened:
             for name, text in last_ways(given, model, limit).items():
                 if trying.best is None:
@@ -114,8 +117,8 @@ def plan(
             raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
         checked = replace(best.checked, report=explained(best.step))
         said = answer(best.step, trying.meaning(best.of.plan), checked.report)
-    within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}\n"
-    made = FoundPlan.read(said if within in said else said + within)
+    within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}"
+    made = FoundPlan.read(said if not within or f"{within}\n" in said else f"{said}{within}{source}\n")
     object.__setattr__(made, "checked", checked)
     object.__setattr__(made, "found", best.of.name)
     object.__setattr__(made, "floor", max(0.0, tried[0].bound))
@@ -161,7 +164,8 @@ class _Trying:
 
     def planned(self, one: Candidate) -> TriedPlan:
         """A candidate with its step, checked if it may be the answer."""
-        self.captures.enough = inf if self.best is None else self.best.seconds * (1 - SURE)
+        parts = any(isinstance(line, Accumulate) for line in one.plan.statements)
+        self.captures.enough = inf if parts or self.best is None else self.best.seconds * (1 - SURE)
         model, batch, loss_fn, optimizer, ranks = self.model, self.batch, self.loss_fn, self.optimizer, self.ranks
         step = planned_step(
             one.plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=self.captures
@@ -194,7 +198,8 @@ class _Trying:
             return TriedPlan(one, why=why)
         if self.cases is None:
             return None
-        if self.limit is not None and opened.checked is not None and "memory" not in meaning.options:
+        alike = meaning.options.keys().isdisjoint({"memory", "micro_batches"})  # holds what the open one does
+        if self.limit is not None and opened.checked is not None and alike:
             about = self.cases.holds(meaning) * opened.checked.memory
             if about * NEARLY > self.limit:
                 return TriedPlan(one, why=f"about {volume(about)} at least of {volume(self.limit)}")
@@ -208,6 +213,25 @@ class _Trying:
 
     def meaning(self, one: Plan) -> Assignment:
         return assignment(one, self.model, grids_of(one, self.ranks, self.model))
+
+
+def _samples(batch: Any) -> int:
+    """The samples of a batch, as far as its tensors agree: the least first dim."""
+    args, kwargs = arguments(batch)
+    return min((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()), default=1)
+
+
+def _limit(given: Plan, memory: float | None, ranks: int | None, model: nn.Module) -> tuple[float | None, str]:
+    """Bytes of a rank within which to stay, and a remark where nobody gave them: those of the cluster's device."""
+    said = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
+    for limit in said:
+        if limit is not None:
+            return limit, ""
+    whole = grids_of(given, ranks, model).whole
+    device = default_cluster(whole.type).device_of(whole)
+    if device.room == inf:
+        return None, ""
+    return device.room, f"  # {room(device)}"
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:

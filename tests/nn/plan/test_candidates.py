@@ -88,7 +88,7 @@ def test_what_rests_alone_takes_too_much_is_not_planned() -> None:
     with priced_by("h100x8"):
         plan = flow.Plan.read(GRID)
         trying = _Trying(model, batch, None, None, None, 1.0)
-        whole = next(one for one in candidates(plan, model, None) if one.name == "data parallel")
+        whole = next(one for one in candidates(plan, model) if one.name == "data parallel")
         trained = dict(model.named_parameters())
         least = resting(trying.meaning(whole.plan), model, 2, trained)
         assert least == 4 * sum(value.nbytes for value in model.parameters())

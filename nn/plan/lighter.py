@@ -1,46 +1,66 @@
-"""Offloading, as one more choice under a limit that is not met without: activations of so many layers, or states.
+"""Lighter plans, for a limit that is not met without: a batch in parts, blocks that run again, or the host's memory.
 
-Activations of the first layers go, because they would be kept longest; the number of these layers is read off two
+Parts of a batch come first, because they cost least: as few as bring the peak down. Of what goes to the host,
+activations of the first layers do, because they would be kept longest; the number of these layers is read off two
 plans, with none and with all. A copy that goes to the host beside the computing costs nothing. One that does not has
 the price of the host's link, and a step of the optimizer there has its own.
 """
 
 from collections.abc import Callable, Mapping
 from math import ceil
+from typing import TypeAlias
 
 from torch import nn
 
 from ..model.paths import met
-from .candidates import OPEN, Candidate, body, layers_of
+from .candidates import Candidate, body, layers_of, leaves_all, opened
 from .check import Checked
+from .language.statements import Accumulate, Pipe
 from .plan import Plan
 
-__all__ = ["last_ways", "offloading"]
+__all__ = ["in_parts", "last_ways", "offloading"]
 
 STATES = "offload states ** to cpu"
 MORE = 3  # plans between none and all
+DOUBLINGS = 4  # of the parts of a batch, from as few as could do
+
+Attempt: TypeAlias = Callable[[Candidate], Checked | None]
 
 
-def offloading(
-    given: Plan, model: nn.Module, limit: float, whole: Checked, attempt: Callable[[Candidate], Checked | None]
-) -> None:
+def in_parts(given: Plan, model: nn.Module, limit: float, whole: Checked, samples: int, attempt: Attempt) -> None:
+    """Try the batch in parts: in as few as fit, or where none do, in as few as fit where blocks run again too."""
+    if any(isinstance(line, Accumulate | Pipe) for line in given.statements):
+        return
+    text, layers = opened(given), layers_of(model)
+    first = "chosen" if leaves_all(given) else "as said"
+    ways = {"": text, **({", blocks run again": f"{text}\nrecompute {layers}"} if layers else {})}
+    for more, lines in ways.items():
+        least = 2 if more else whole.memory / limit
+        for parts in [n for k in range(samples.bit_length()) if least <= (n := 2**k) <= samples][:DOUBLINGS]:
+            name = f"{first}, {parts} micro-batches{more}"
+            found = attempt(Candidate(name, Plan.read(f"{lines}\n{parts} micro-batches")))
+            if found is not None and found.memory <= limit:
+                return
+
+
+def offloading(given: Plan, model: nn.Module, limit: float, whole: Checked, attempt: Attempt) -> None:
     """Try plans that offload, because the best one without, `whole`, takes too much. `attempt` returns a plan's
     outcome, or None for one that cannot be the answer."""
-    text, layers = body(given), layers_of(model)
-    attempt(Candidate("chosen, states on the host", Plan.read(f"{text}\n{OPEN}\n{STATES}")))
+    text, layers = opened(given), layers_of(model)
+    attempt(Candidate("chosen, states on the host", Plan.read(f"{text}\n{STATES}")))
     many = _most(layers, model)
 
     def with_saved(n: int) -> int | None:
         where = "all layers" if n == many else f"{n} layers"
         name = f"chosen, activations of {where} on the host"
-        found = attempt(Candidate(name, Plan.read(f"{text}\n{OPEN}\n{_saved(layers, n, many)}")))
+        found = attempt(Candidate(name, Plan.read(f"{text}\n{_saved(layers, n, many)}")))
         return None if found is None else found.memory
 
     least = with_saved(many) if many else None
     if least is None:
         return
     if least > limit:
-        lines = f"{text}\n{OPEN}\n{STATES}\n{_saved(layers, many, many)}"
+        lines = f"{text}\n{STATES}\n{_saved(layers, many, many)}"
         attempt(Candidate("chosen, states and activations of all layers on the host", Plan.read(lines)))
         return
     full, low, high, there = whole.memory, 0, many, least
