@@ -22,8 +22,8 @@ def test_bounds_are_below_what_plans_take() -> None:
     model, batch = small("llama")
     plan = flow.Plan.read(GRID)
     with priced_by("h100x8"):
-        cases = Cases(planned_step(next(candidates(plan, model, None)).plan, model, batch).plan.decided)
-        some = [one for one in candidates(plan, model, None) if not one.opened][::12]
+        cases = Cases(planned_step(next(candidates(plan, model)).plan, model, batch).plan.decided)
+        some = [one for one in candidates(plan, model) if not one.opened][::12]
         texts = [str(one.plan) for one in some]
         texts += [f"{GRID}\nstates **: data=S(-1), tensor=S(-1)", f"{texts[0]}\nrecompute model.layers.*"]
         for text in texts:

@@ -27,8 +27,8 @@ from .statement import Statement
 from .take import TakePlan
 
 __all__ = [
-    "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "ExpectAtMost", "ExpectGathered", "ExpectMoves", "Flow", "Grid", "GridAxis",
-    "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek", "Statement", "TakePlan",
+    "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "ExpectAtMost", "ExpectGathered", "ExpectMoves", "Flow", "Grid",
+    "GridAxis", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek", "Statement", "TakePlan",
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (
