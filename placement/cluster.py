@@ -13,6 +13,7 @@ device    312 TFLOP/s      80 GB
 import difflib
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ from .world import joined, world_so_far
 
 __all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
 
+# What each rank sends in a collective that is no ring: to all others, or to those beside it alone.
+_WAYS = {"all_to_all": "pairs", "exchange": "pairs", "all_reduce_once": "pairs"} | dict.fromkeys(
+    ("halo", "halo_sum"), "neighbours"
+)
 IN_FILE = ", file "  # in what is said of a cluster's links, before the path
 
 
@@ -99,25 +104,41 @@ class Cluster:
         hosts carry them. Ranks of one host on its CPU carry it themselves."""
         return any(family(type).card for type in types) or self.level_of(ranks) > 0
 
-    def link(self, placement: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
-        """Latency and bandwidth of the outermost level that any group along these axes spans.
+    def link(self, placement: Placement, axes: tuple[int, ...], kind: str = "all_gather") -> tuple[float, float]:
+        """Latency of the outermost level that any group along these axes spans, and bytes a second that a rank receives
+        in a collective of this kind.
+
+        Several cards of a group in one node share what leaves it, each over its own adapter.
 
         >>> from .grid import placement
         >>> p = placement("cuda:[0-15] as (node=2, device=8)")
-        >>> cluster("a100x8").link(p, (0,)), cluster("a100x8").link(p, (1,))
-        ((4e-06, 20000000000.0), (1.9e-06, 240000000000.0))
+        >>> [cluster("a100x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
+        [20.0, 240.0, 160.0]
         """
+        ways = _WAYS.get(kind, "ring")
         # The key holds the cluster itself: once this one is gone, its id could be that of another cluster.
-        key = ("cluster.link", self, axes)
+        key = ("cluster.link", self, axes, ways)
         known = placement.memo.get(key)
         if isinstance(known, tuple):
             return known
-        level = self.levels[max(map(self.level_of, placement.groups(axes)))]
-        found = (level.latency, level.bandwidth)
+        groups = placement.groups(axes)
+        top = max(map(self.level_of, groups))
+        found = (self.levels[top].latency, self.levels[top].bandwidth)
+        if family(placement.type).card and ways != "neighbours":
+            found = (found[0], min(self._shared(group, ways) for group in groups))
         if self.links:
-            found = min((self._slowest(group, group) for group in placement.groups(axes)), key=lambda link: link[1])
+            found = min((self._slowest(group, group) for group in groups), key=lambda link: link[1])
         placement.memo[key] = found
         return found
+
+    def _shared(self, group: Sequence[int], ways: str) -> float:
+        """Bytes a second that each of a group receives where all of its cards send: in rings, or every one to all."""
+        rates, inside = [self.levels[0].bandwidth], 1
+        for k, level in enumerate(self.levels[1 : self.level_of(group) + 1]):
+            inside = min(Counter(self.unit(rank, k) for rank in group).values())
+            outside = (len(group) - inside) / (len(group) - 1)
+            rates.append(level.bandwidth * (inside if ways == "ring" else 1 / outside))
+        return min(rates)
 
     def by_levels(self, placement: Placement) -> Placement:
         """The placement with each axis that crosses units of a level cut in two, across and inside, where its blocks

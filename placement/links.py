@@ -41,14 +41,14 @@ class Links(NamedTuple):
     """The axes of a placement as moves see them: their sizes, and latency and bandwidth of any set of them."""
 
     sizes: tuple[int, ...]
-    link: Callable[[tuple[int, ...]], tuple[float, float]]
+    link: Callable[[tuple[int, ...], str], tuple[float, float]]
     reductions: tuple[str, ...] = ("all_reduce", "all_reduce_once")
     fine: "Links | None" = None  # with axes that cross hosts cut in two, where moves go in steps
     parts: tuple[tuple[int, ...], ...] = ()  # the axes of those that each axis here is cut into, the outer one first
 
     @classmethod
     def of(cls, placement: Placement, cluster: Cluster) -> "Links":
-        links = cls(placement.shape, lambda axes: cluster.link(placement, axes))
+        links = cls(placement.shape, lambda axes, kind: cluster.link(placement, axes, kind))
         # NCCL's own all_reduce is already quick for what is small, and knows hosts; adding up by hand would be a kernel
         # a term.
         if family(placement.type).card:
@@ -56,14 +56,18 @@ class Links(NamedTuple):
         fine = cluster.by_levels(placement)
         if fine is placement:
             return links
-        inner = cls(fine.shape, lambda axes: cluster.link(fine, axes))
+        inner = cls(fine.shape, lambda axes, kind: cluster.link(fine, axes, kind))
         return links._replace(fine=inner, parts=tuple(blocks(placement.shape, fine.shape)))
 
     @property
     def without_latency(self) -> "Links":
         """The same where many moves go at once."""
         fine = self.fine and self.fine.without_latency
-        return self._replace(link=lambda axes: (0.0, self.link(axes)[1]), fine=fine)
+        return self._replace(link=lambda axes, kind: (0.0, self.link(axes, kind)[1]), fine=fine)
+
+    def ring(self, axes: tuple[int, ...]) -> tuple[float, float]:
+        """Latency and bandwidth where each rank sends to the next one alone."""
+        return self.link(axes, "all_gather")
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)
@@ -93,7 +97,7 @@ class Links(NamedTuple):
 
     def seconds(self, kind: str, axes: tuple[int, ...], moved: Bytes) -> Bytes:
         """The seconds of one collective over `axes` in which the busiest rank receives `moved` bytes."""
-        latency, bandwidth = self.link(axes)
+        latency, bandwidth = self.link(axes, kind)
         n = self.ranks(axes)
         hops: float = ceil(log2(n))
         if kind == "all_reduce":

@@ -58,7 +58,7 @@ class _Level(NamedTuple):
 
 
 def _levels(axes: tuple[int, ...], links: Links) -> list[_Level]:
-    each = {a: links.link((a,)) for a in axes}
+    each = {a: links.ring((a,)) for a in axes}
     found = []
     for rate in sorted({bandwidth for _, bandwidth in each.values()}):
         slow = tuple(a for a in axes if each[a][1] <= rate)

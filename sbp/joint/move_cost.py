@@ -166,7 +166,7 @@ def _seconds(src: Codes, dst: Codes, local: Vector, links: Links) -> Vector:
     # Where an axis cuts the same dim before and after, but inside other cuts, its pieces are others then.
     nested = (~changed & (src[..., ndim:] != dst[..., ndim:])).any(-1)
     if nested.any():
-        latency, bandwidth = max((links.link((axis,)) for axis in range(ndim)), key=lambda link: link[0])
+        latency, bandwidth = max((links.link((axis,), "exchange") for axis in range(ndim)), key=lambda link: link[0])
         time[nested] += latency + np.minimum(first, local)[nested] / bandwidth
     return time
 
@@ -176,7 +176,7 @@ def _summed(adds: npt.NDArray[np.bool_], local: Vector, links: Links) -> Vector:
     that is quicker, everybody gets all addends and adds them up."""
     time, held = np.zeros_like(local), local.copy()
     axes = range(len(links.sizes))
-    for axis in sorted(axes, key=lambda a: -links.link((a,))[1]):
+    for axis in sorted(axes, key=lambda a: -links.ring((a,))[1]):
         n, mask = links.sizes[axis], adds[..., axis]
         np.add(time, 2 * links.stepwise("reduce_scatter", axis, held * (n - 1) / n), out=time, where=mask)
         np.divide(held, n, out=held, where=mask)

@@ -36,10 +36,9 @@ def test_presets_are_slower_outward_and_price_any_axis(name: str) -> None:
     assert all(
         a.latency <= b.latency and a.bandwidth > b.bandwidth for a, b in zip(c.levels, c.levels[1:], strict=False)
     )
-    assert c.link(placement("cuda:[0-63] as (2, 4, 8)"), (0, 1, 2)) == (
-        c.levels[-1].latency,
-        c.levels[-1].bandwidth,
-    )
+    whole = placement("cuda:[0-63] as (2, 4, 8)")
+    assert c.link(whole, (0, 1, 2), "halo") == (c.levels[-1].latency, c.levels[-1].bandwidth)
+    assert c.link(whole, (0, 1, 2))[0] == c.levels[-1].latency
     assert c.device.flops["float32"] <= c.device.flops.get("bfloat16", 0) or name == "cpu"
     assert cluster(name) is c
 
@@ -56,7 +55,32 @@ def test_two_nodes_of_eight_pay_the_network_only_across() -> None:
     dgx = cluster("a100x8")
     across, inside = (4e-6, 20e9), (1.9e-6, 240e9)
     p = placement("cuda:[0-15] as (node=2, device=8)")
-    assert [dgx.link(p, axes) for axes in ((0,), (1,), (0, 1), ())] == [across, inside, across, inside]
+    assert [dgx.link(p, axes) for axes in ((0,), (1,), ())] == [across, inside, inside]
+
+
+def test_cards_of_a_group_share_what_leaves_their_node() -> None:
+    dgx = cluster("a100x8")
+    p = placement("cuda:[0-15] as (node=2, device=8)")
+    assert dgx.link(p, (0, 1)) == (4e-6, 8 * 20e9)  # a ring crosses by eight adapters at once
+    assert dgx.link(p, (0, 1), "all_to_all") == (4e-6, 20e9 * 15 / 8)  # 8 of the 15 others are across
+    assert dgx.link(p, (0, 1), "halo") == (4e-6, 20e9)  # of two neighbours one is across
+    assert dgx.link(placement("cuda:[0-8]"), (0,)) == (4e-6, 20e9)  # the ninth has one
+    whole = placement("cuda:[0-127] as (node=16, device=8)")
+    assert dgx.link(whole, (0, 1)) == (4e-6, 160e9)
+    mixed = placement("cuda:[0, 8, 1, 2] as (2, 2)")
+    assert dgx.link(mixed, (1,)) == (4e-6, 20e9)  # beside a group that stays inside
+    on_hosts = placement("cpu:[0-15] as (node=2, device=8)")
+    assert dgx.link(on_hosts, (0, 1)) == across_of(dgx)  # hosts' ranks go in steps, see Links.stepwise
+
+
+def across_of(c: Cluster) -> tuple[float, float]:
+    return c.levels[-1].latency, c.levels[-1].bandwidth
+
+
+def test_each_level_of_a_tree_is_as_wide_as_the_cards_below_it() -> None:
+    p = placement("cuda:[0-23]")
+    assert TREE.link(p, (0,)) == (3.0, min(8.0, 2 * 4.0, 6 * 2.0))
+    assert TREE.link(p, (0,), "exchange") == (3.0, min(8.0, 4.0 * 23 / 22, 2.0 * 23 / 18))
 
 
 def test_one_group_that_leaves_its_node_prices_the_axis() -> None:

@@ -168,11 +168,11 @@ def test_a_larger_tensor_or_a_slower_link_never_makes_a_move_cheaper(axes: tuple
         for links in (free(axes, 1.0, 0.0), free(axes, 1.0, 100.0)):
             time = steps_time(src.state, dst.state, EVEN, links)
             assert steps_time(src.state, dst.state, (960, 960), links) >= time / NOISE
-            assert steps_time(src.state, dst.state, EVEN, free(axes, 0.5, links.link((0,))[0])) >= time / NOISE
+            assert steps_time(src.state, dst.state, EVEN, free(axes, 0.5, links.ring((0,))[0])) >= time / NOISE
 
 
 def free(axes: tuple[int, ...], bandwidth: float, latency: float) -> Links:
-    return Links(axes, lambda over: (latency, bandwidth))
+    return Links(axes, lambda over, kind: (latency, bandwidth))
 
 
 def steps_time(src: State, dst: State, shape: tuple[int, ...], links: Links) -> float:
