@@ -30,6 +30,7 @@ from .grid import Placement
 from .hardware import Device, Level, RankDevice, RankLink, check_groups
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
+from .network.link_graph import LinkGraph
 from .world import joined, world_so_far
 
 __all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
@@ -46,7 +47,8 @@ IN_FILE = ", file "  # in what is said of a cluster's links, before the path
 class Cluster:
     """Levels from the innermost outward, and the device they join; ranks fill a node, then the next node.
 
-    `links` are those of pairs of ranks that are unlike their level's, `devices` those of ranks that have others.
+    `links` are those of pairs of ranks that are unlike their level's, `devices` those of ranks that have others. A
+    `graph` has all links there are, where ranks are joined without switches.
 
     >>> dgx = cluster("a100x8")
     >>> [level.name for level in dgx.levels], dgx.level_of([0, 7]), dgx.level_of([7, 8])
@@ -59,6 +61,7 @@ class Cluster:
     links: tuple[RankLink, ...] = ()
     devices: tuple[RankDevice, ...] = ()
     origin: str = ""  # how its links are known: measured and when, or guessed and why
+    graph: LinkGraph | None = None  # links without switches; what levels say of links does not count then
 
     def __post_init__(self) -> None:
         if not self.levels:
@@ -124,9 +127,11 @@ class Cluster:
         groups = placement.groups(axes)
         top = max(map(self.level_of, groups))
         found = (self.levels[top].latency, self.levels[top].bandwidth)
-        if family(placement.type).card and ways != "neighbours":
+        if self.graph is not None:
+            found = self.graph.together(groups, ways)
+        elif family(placement.type).card and ways != "neighbours":
             found = (found[0], min(self._shared(group, ways) for group in groups))
-        if self.links:
+        if self.links and self.graph is None:
             found = min((self._slowest(group, group) for group in groups), key=lambda link: link[1])
         placement.memo[key] = found
         return found
@@ -163,6 +168,8 @@ class Cluster:
         >>> cluster("a100x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
         (4e-06, 20000000000.0)
         """
+        if self.graph is not None:
+            return self.graph.between(here.flat, there.flat)
         return self._slowest(here.flat, there.flat)
 
     def _slowest(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, float]:
@@ -223,7 +230,7 @@ class Cluster:
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
-        lines = written(self.name, self.origin, self.levels, self.device, self.links, self.devices)
+        lines = written(self.name, self.origin, self.levels, self.device, self.links, self.devices, self.graph)
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @classmethod

@@ -1,12 +1,13 @@
 """Files of clusters, in TOML: what is in one, and how it is written."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
 from .hardware import Device, Level, RankDevice, RankLink
+from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
 
@@ -19,6 +20,7 @@ def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any
             raise PlacementError(f"{name} of {where} are written as [[{name}]]\n  found {top[name]!r}")
     links = [_fields(link, RankLink, f"link {k} of {where}") for k, link in enumerate(top.get("links", []))]
     others = [_fields(each, RankDevice, f"device {k} of {where}") for k, each in enumerate(top.get("devices", []))]
+    graph = _fields(top["graph"], LinkGraph, f"graph of {where}") if "graph" in top else None
     return {
         "name": str(top["name"]),
         "origin": str(top.get("origin", "")),
@@ -29,6 +31,7 @@ def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any
             RankDevice(_ranks(each["ranks"], where), Device(**_fields(each["device"], Device, f"a device of {where}")))
             for each in others
         ),
+        "graph": None if graph is None else LinkGraph(**{**graph, "links": tuple(_pairs(graph["links"], where))}),
     }
 
 
@@ -39,6 +42,7 @@ def written(
     device: Device,
     links: Iterable[RankLink],
     devices: Iterable[RankDevice],
+    graph: LinkGraph | None = None,
 ) -> list[str]:
     """The lines of a cluster's file."""
     lines = [f"name = {_toml(name)}", *([f"origin = {_toml(origin)}"] if origin else [])]
@@ -47,6 +51,8 @@ def written(
         lines += ["", "[[levels]]", *(f"{name} = {_toml(getattr(level, name))}" for name in said)]
     for link in links:
         lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
+    if graph is not None:
+        lines += ["", "[graph]", *(f"{f.name} = {_toml(getattr(graph, f.name))}" for f in fields(graph))]
     lines += _device_lines("device", device)
     for each in devices:
         lines += ["", "[[devices]]", f"ranks = {_toml(each.ranks)}", *_device_lines("devices.device", each.device)]
@@ -65,6 +71,13 @@ def _ranks(given: object, where: str) -> Any:
     if not isinstance(given, list):
         raise PlacementError(f"ranks in {where} are a list, as in [1, 2]\n  found {given!r}")
     return tuple(given)
+
+
+def _pairs(given: object, where: str) -> Iterator[tuple[int, int]]:
+    for pair in given if isinstance(given, list) else [given]:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(type(rank) is int for rank in pair):
+            raise PlacementError(f"links of the graph of {where} are pairs of ranks, as in [0, 1]\n  found {pair!r}")
+        yield pair[0], pair[1]
 
 
 def _fields(table: object, of: type, where: str) -> dict[str, Any]:
