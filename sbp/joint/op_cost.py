@@ -6,7 +6,7 @@ from math import prod
 import torch
 
 from ...placement.hardware import Device
-from ..call import Call
+from ..call import Call, tensors_in
 from ..state import Lie, local_numel
 
 __all__ = ["alone", "flops", "is_view", "rate", "seconds"]
@@ -120,12 +120,17 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
 def is_view(call: Call) -> bool:
     """Whether nothing is computed, since all that comes out lies in the memory of what went in.
 
-    Fakes alone cannot tell: layers that are alike share them, so that a sum at the end of one is the fake that went in.
+    Fakes alone cannot tell: layers that are alike share them, so that a sum at the end of one is the fake that went in;
+    and what is a part of an op that was taken apart, or of a micro-batch, is a fake by itself. Then the op is asked.
     """
     if not getattr(call.op, "is_view", False):  # as its schema says, where it is an op of torch
         return False
     held = {x.untyped_storage()._cdata for x in call.inputs}
-    return bool(held) and all(y.untyped_storage()._cdata in held for y in call.outputs)
+    if not held or all(y.untyped_storage()._cdata in held for y in call.outputs):
+        return bool(held)
+    with torch.no_grad():
+        made = tensors_in(call.op(*call.args, **call.kwargs))
+    return all(y.untyped_storage()._cdata in held for y in made)
 
 
 def rate(device: Device, dtype: torch.dtype) -> float:

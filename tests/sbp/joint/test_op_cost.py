@@ -59,6 +59,9 @@ def test_a_view_is_one_by_its_schema_and_its_memory() -> None:
     """Layers that are alike share fakes, so that the sum at the end of one is the fake that went into it."""
     assert is_view(Call(aten.view.default, (X, [12, 5]), {}, (X.view(12, 5),)))
     assert not is_view(Call(aten.reshape.default, (X.mT, [60]), {}, (X.mT.reshape(60),)))
+    # The parts of an op that was taken apart, and the ops of a micro-batch, have fakes of their own.
+    assert is_view(Call(aten.reshape.default, (X, [60]), {}, (torch.empty(60),)))
+    assert not is_view(Call(aten.reshape.default, (X.mT, [60]), {}, (torch.empty(60),)))
     assert not is_view(Call(aten.add.Tensor, (X, Y.mT[..., :5]), {}, (X,)))
 
 
