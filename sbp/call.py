@@ -268,10 +268,12 @@ class Rewritten:
     """A local function that makes one call, with arguments that depend on the piece alone.
 
     `rewrite(piece, *args, **kwargs)` says which function and which arguments; it is asked once a rank, not at every
-    call, and hands tensors on without looking at them.
+    call, and hands tensors on without looking at them. One that looks at `shapes` of pieces alone says the same for
+    all ranks that have equal ones.
     """
 
     rewrite: Callable[..., tuple[Callable[..., Any], tuple[Any, ...]]]
+    shapes: bool = False
 
     def __call__(self, piece: Piece, *args: Any, **kwargs: Any) -> Any:
         function, mine = self.rewrite(piece, *args, **kwargs)

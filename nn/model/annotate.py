@@ -27,6 +27,7 @@ __all__ = [
     "Hint",
     "HintKind",
     "LayerMoves",
+    "PLACES",
     "checked_hints",
     "checked_rests",
     "chunk_of",
@@ -55,6 +56,9 @@ PART = "_sbpflow_place_as_part"  # said of a list that it is in: slices are list
 SAID = "_sbpflow_place_said"  # the number of what was said of its place: it grows
 CHUNK = "_sbpflow_chunk"  # of a pipeline
 CUT = "_sbpflow_cut"  # of a layer, where nobody said at which layers the stages of a pipeline end
+PLACES = frozenset(
+    {PLACE, PART, SAID, CHUNK, CUT}
+)  # read when all is captured: where a module is changes no call in it
 # Of the parameters that the module itself holds, by their short names.
 HINTS = {"weights": "_sbpflow_hints", "grads": "_sbpflow_grads", "states": "_sbpflow_states"}
 KINDS: tuple[HintKind, ...] = get_args(HintKind)

@@ -122,7 +122,7 @@ def _kinds(kind: HintKind | Sequence[HintKind]) -> tuple[HintKind, ...]:
 
 def _fits(slot: TensorSlot, pattern: str, inside: set[str], kinds: Sequence[str]) -> bool:
     """Whether a pattern means a tensor: a parameter as such or with a module around it, a buffer only as such."""
-    around = ["", *accumulate(slot.full.split(".")[:-1], joined_path)]
+    around = ["", *accumulate(slot.full.split(".")[:-1], joined_path)] if inside else []
     in_module = not inside.isdisjoint(around)
     if slot.kind == "parameter":
         return in_module or fnmatchcase(slot.full, pattern)

@@ -45,7 +45,7 @@ def squeeze(call: Call) -> Match:
     gone = [d for d in sorted(wanted) if d < len(shape) and shape[d] == 1]
     stays = [d for d in range(len(shape)) if d not in gone]
 
-    local = Rewritten(lambda piece, x, *args: (torch.Tensor.squeeze, (x, tuple(gone))))
+    local = Rewritten(lambda piece, x, *args: (torch.Tensor.squeeze, (x, tuple(gone))), shapes=True)
     plain = wanted == set(gone) and "dim" in call.bound
     inputs = [[None if d in gone else d for d in range(len(shape))]]
     return labelled(call, inputs, [stays], linear=[(0,)], hollow=True, local=None if plain else local)
@@ -61,7 +61,7 @@ def expand(call: Call) -> Match:
         if size == after[new + d]:
             labels[new + d] = d
 
-    local = Rewritten(lambda piece, x, *args, **kwargs: (torch.Tensor.expand, (x, piece.shape())))
+    local = Rewritten(lambda piece, x, *args, **kwargs: (torch.Tensor.expand, (x, piece.shape())), shapes=True)
     return labelled(call, [labels[new:]], [labels], linear=[(0,)], hollow=True, local=local)
 
 
@@ -157,7 +157,7 @@ def view_as_real(call: Call) -> Match:
     """An empty piece is no view, because torch refuses its gradient. That would have to lie in pairs too, and torch
     does not lay out one that is expanded (of a sum) and has no elements."""
     dims = range(call.inputs[0].dim())
-    local = Rewritten(lambda piece, x: (call.op if prod(piece.shape()) else _pairs, (x,)))
+    local = Rewritten(lambda piece, x: (call.op if prod(piece.shape()) else _pairs, (x,)), shapes=True)
     return labelled(call, [dims], [[*dims, None]], linear=[(0,)], hollow=True, local=local)
 
 

@@ -84,19 +84,25 @@ def index_select(call: Call) -> Match:
     out = ["index" if d == dim else d for d in labels]
     labels = ["read" if d == dim and _is_summable(x) else None if d == dim else d for d in labels]
 
-    def local(piece: Piece, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    def rewrite(piece: Piece, x: Tensor, dim: int, index: Tensor) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+        size = call.inputs[0].shape[dim]
         lo, hi = held(piece, 0, dim)
-        if hi - lo == call.inputs[0].shape[dim]:
-            return x.index_select(dim, index)
-        at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
-        return _masked(x.index_select(dim, at), inside.reshape([-1] + [1] * (x.dim() - 1 - dim % x.dim())))
+        return (torch.index_select, (x, dim, index)) if hi - lo == size else (_own_rows, (x, dim, index, lo, hi, size))
 
     index = ["index"] if call.inputs[1].dim() else []
     if not index:  # a single one, which leaves a dim of one row
         out = [None if d == "index" else d for d in out]
     if x.dim() == 0:
         return labelled(call, [labels, index], [out], linear=[(0,)])
-    return labelled(call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=local, reads=["read"])
+    return labelled(
+        call, [labels, index], [out], reduced={"read": "sum"}, linear=[(0,)], local=Rewritten(rewrite), reads=["read"]
+    )
+
+
+def _own_rows(x: Tensor, dim: int, index: Tensor, lo: int, hi: int, size: int) -> Tensor:
+    """The rows of these numbers that this rank holds, zeros for others."""
+    at, inside = own(index, lo, hi, size)
+    return _masked(x.index_select(dim, at), inside.reshape([-1] + [1] * (x.dim() - 1 - dim % x.dim())))
 
 
 @register("gather")
@@ -110,15 +116,22 @@ def gather(call: Call) -> Match | None:
     read, picked = list(other), list(other)
     read[dim], picked[dim] = "read" if _is_summable(x) else None, "index"
 
-    def local(piece: Piece, x: Tensor, dim: int, index: Tensor, **more: bool) -> Tensor:
+    def rewrite(
+        piece: Piece, x: Tensor, dim: int, index: Tensor, **more: bool
+    ) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
         # Elements of a dim that stays whole in a smaller index need no mask: positions are the same everywhere.
+        size = call.inputs[0].shape[dim]
         lo, hi = held(piece, 0, dim)
-        if hi - lo == call.inputs[0].shape[dim]:
-            return x.gather(dim, index)
-        at, inside = own(index, lo, hi, call.inputs[0].shape[dim])
-        return _masked(x.gather(dim, at), inside)
+        return (torch.gather, (x, dim, index)) if hi - lo == size else (_own_places, (x, dim, index, lo, hi, size))
 
-    return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=local, reads=["read"])
+    run = Rewritten(rewrite)
+    return labelled(call, [read, picked], [picked], reduced={"read": "sum"}, linear=[(0,)], local=run, reads=["read"])
+
+
+def _own_places(x: Tensor, dim: int, index: Tensor, lo: int, hi: int, size: int) -> Tensor:
+    """What lies at these places of a dim on this rank, zeros for others."""
+    at, inside = own(index, lo, hi, size)
+    return _masked(x.gather(dim, at), inside)
 
 
 @register("index.Tensor")

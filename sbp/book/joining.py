@@ -75,7 +75,8 @@ def _within_parts(call: Call, dim: int) -> tuple[Way, ...]:
     if dims is None or dims[dim]:
         return ()
     out = State((*dims[:dim], *dims[dim + 1 :]), state.partial, state.reduction)
-    return (Way((state,), (out,) * parts, Rewritten(lambda piece, x, *args, **kwargs: (torch.chunk, (x, parts, dim)))),)
+    local = Rewritten(lambda piece, x, *args, **kwargs: (torch.chunk, (x, parts, dim)), shapes=True)
+    return (Way((state,), (out,) * parts, local),)
 
 
 @register("meshgrid", "meshgrid.indexing")

@@ -45,7 +45,7 @@ def _view_as_told(op: torch._ops.OpOverload) -> Rewritten:
         "aten::_unsafe_view": torch.ops.aten._unsafe_view.default,
     }
     chosen = function.get(op._schema.name, torch.Tensor.reshape)
-    return Rewritten(lambda piece, x, *args, **kwargs: (chosen, (x, piece.shape())))
+    return Rewritten(lambda piece, x, *args, **kwargs: (chosen, (x, piece.shape())), shapes=True)
 
 
 @register(*named("regrouped"))

@@ -28,7 +28,7 @@ from ...eager import formulas
 from ...eager.capture import alone
 from ..capture.interceptor import functional
 
-__all__ = ["expand", "formula_of", "in_line", "opened", "part_of"]
+__all__ = ["expand", "formula_of", "in_line", "looks", "opened", "part_of"]
 
 _log = logging.getLogger(__name__)
 

@@ -38,10 +38,13 @@ class CompiledSegments:
                 continue
             flags = tuple(name in weights for name in stage.wants)
             apart = flags if any(flags) and not all(flags) else None
-            mine = []
+            found: dict[int, Compiled] = {}  # by the identity of the local segment, which thousands of ranks may share
             for rank in owned(stage.placement):
-                self.at[number, rank] = compiled_once(localiser.segment(stage, rank), backend, apart)
-                mine.append(self.at[number, rank])
+                local = localiser.segment(stage, rank)
+                if id(local) not in found:
+                    found[id(local)] = compiled_once(local, backend, apart)
+                self.at[number, rank] = found[id(local)]
+            mine = list(dict.fromkeys(found.values()))
             self.again[number] = _names(stage, [one.again for one in mine])
             if apart is not None:
                 first, second = ([one.apart.again[half] for one in mine if one.apart] for half in (0, 1))

@@ -93,32 +93,51 @@ class Local:
 
 
 class Localiser:
-    """Makes local calls of a graph's ops. An op that was seen before on such layouts gets the very same function."""
+    """Makes local calls of a graph's ops. An op that was seen before on such layouts gets the very same function, and
+    ranks that hold as much and do the same get the very same segment: there may be thousands of them."""
 
     def __init__(self, graph: Physical) -> None:
         self.graph = graph
-        self._calls: dict[Any, tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]] = {}
+        self._calls: dict[Any, tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any], bool]] = {}
+        self._known: dict[tuple[int, torch.device], tuple[Segment, Local]] = {}  # by identity, which the segment keeps
 
     def segment(self, segment: Segment, rank: int) -> Local:
         """A segment as a rank runs it."""
+        key = id(segment), there(segment.placement, rank)
+        known = self._known.get(key)
+        if known is not None:
+            return known[1]
         wires = {name: n for n, name in enumerate(segment.inputs)}
-        calls = []
+        calls, alike = [], self._is_even(segment)
         for op in segment.ops:
             makes = tuple(spec_of(y, rank) for y in op.outputs)
-            function, args, kwargs = self.call(op, rank)
+            function, args, kwargs, everywhere = self._call(op, rank)
+            alike &= everywhere
             numbers = [Ref(wires[name]) for name in op.inputs]
             calls.append(LocalCall(function, fill(args, numbers), fill(kwargs, numbers), makes, op.grad))
             wires.update({y.name: len(wires) + i for i, y in enumerate(op.outputs)})
-        return Local(
+        made = Local(
             tuple(calls),
             tuple(spec_of(self.graph.values[name], rank) for name in segment.inputs),
             tuple(wires[name] for name in segment.outputs),
             tuple(segment.outputs.index(name) for name in segment.returns),
             tuple(segment.inputs.index(name) for name in segment.wants),
         )
+        if alike:
+            self._known[key] = segment, made
+        return made
+
+    def _is_even(self, segment: Segment) -> bool:
+        """Whether every rank holds as much of all values of a segment."""
+        made = (y.name for op in segment.ops for y in op.outputs)
+        return all(self.graph.layout(name).even for name in (*segment.inputs, *made))
 
     def call(self, op: Op, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
         """The call of a rank for an op; `Ref`s number the op's inputs."""
+        return self._call(op, rank)[:3]
+
+    def _call(self, op: Op, rank: int) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any], bool]:
+        """The same, and whether it is that of all ranks with pieces of these shapes."""
         number: dict[str, int] = {}
         for i, name in enumerate(op.inputs):
             number.setdefault(name, i)
@@ -128,8 +147,14 @@ class Localiser:
         known = self._calls.get((kind, rank))
         if known is None:
             way = _way(op, args, kwargs, *layouts)
-            known = self._calls[kind, rank] = _bound(op, args, kwargs, way, Piece(rank, *layouts))
+            mine = _bound(op, args, kwargs, way, Piece(rank, *layouts))
+            known = self._calls[kind, rank] = (*mine, not op.round and _is_of_shapes(way))
         return known
+
+
+def _is_of_shapes(way: Way | None) -> bool:
+    """Whether a rank's call follows from the shapes of its pieces."""
+    return way is not None and (way.local is None or (isinstance(way.local, Rewritten) and way.local.shapes))
 
 
 def spec_of(value: Value, rank: int) -> Spec:

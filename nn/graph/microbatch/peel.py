@@ -25,7 +25,7 @@ from ....sbp.layout import Layout, RunLayout, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors, Spans, State
 from ....sbp.traits import traits
-from ..choose.decompose import in_line, opened, part_of
+from ..choose.decompose import in_line, looks, opened, part_of
 from .along import Along, change
 from .attention import attend
 from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
@@ -81,6 +81,7 @@ class _Peeled:
         self.told: dict[int, str] = {}
         self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
+        self.opened: dict[Any, Logical] = {}  # equal layers have equal calls
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
         self.micro = self.finished()
@@ -193,7 +194,10 @@ class _Peeled:
             kwargs = {}
         elif way.local is not None:
             function = partial(way.local, piece)
-        return opened(function, args, kwargs, [self.fakes[n] for n in op.inputs])
+        inputs = [self.fakes[n] for n in op.inputs]
+        key = function, frozen((args, kwargs)), tuple(map(looks, inputs))
+        known = self.opened.get(key)
+        return known or self.opened.setdefault(key, opened(function, args, kwargs, inputs))
 
     def add(self, op: LogicalOp) -> None:
         self.ops.append(op)
@@ -228,8 +232,7 @@ class _Peeled:
             found, share = change(have, to), to.partial
             if n in self.made.given and (found is None or found.cut):
                 mine = self.known(n, to)
-            else:
-                assert found is not None
+            elif found is not None:  # as `along` has seen to
                 share = found.share
                 for d in found.cut:
                     mine = self.rows(mine, d, self.logical.fakes[n].shape[d], to.dims[d], op)

@@ -6,10 +6,10 @@ home as large   as whole: addends are added up where they are made, and brought 
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from ....boxing.graph.physical import Back, Box, Physical
 from ....sbp import Layout
+from ....sbp.state import local_numel
 from ..lower.segments import Stage
 from .chunks import Chunks
 
@@ -44,4 +44,5 @@ def _smaller(back: Back) -> bool:
 
 
 def _most(of: Layout) -> int:
-    return max(prod(of.local_shape(rank)) for rank in of.placement.flat)
+    """Elements on the fullest rank; there may be thousands of ranks."""
+    return local_numel(of.state.dims, of.shape, of.placement.shape)

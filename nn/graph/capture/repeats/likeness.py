@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .....placement.structure import ATOMS
 from .....sbp.call import frozen
+from ....model.annotate import PLACES
 from ....model.reading import begin_forward, end_forward
 from ....model.recompute.recomputation import Recomputing
 
@@ -207,7 +208,7 @@ class _Looking:
         held = module.__dict__
         settings = []
         for name, value in held.items():
-            if name in _TENSORS:
+            if name in _TENSORS or name in PLACES:
                 continue
             if _is_hooks(name):
                 if value and not value.keys() <= _of_readers(module):

@@ -61,7 +61,7 @@ TYPE: /[\w.]+/
 
     def assign(self, to: Assigning) -> None:
         modules, parameters = to.met(self, self.path)
-        to.mark(self, outermost(modules) + parameters)
+        to.mark(self, outermost([*modules, *parameters]))  # what is in a named module is cast with it
 
     def note(self, model: nn.Module, names: list[str], grids: Grids) -> None:
         for kind in self.kinds:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import sbpflow as flow
 from sbpflow.nn.graph.capture.repeats.layer_reuse import Repeats
 from sbpflow.sbp.logical import Logical
 from tests.nn.graph.same import same, traced
@@ -124,6 +125,15 @@ def test_layers_of_other_numbers_are_alike_where_none_is_read(taken: list[Repeat
     quick = same(model, X)
     assert taken[-1].taken == 2
     assert text(quick) == text(traced(model, X, reuse=False)[0])
+
+
+def test_layers_of_other_stages_are_alike(taken: list[Repeats]) -> None:
+    """Where a module is changes no call in it, so that layers of a pipeline are captured once, as those of one place."""
+    model = Stack([Block(plain) for _ in range(4)], in_turn)
+    whole = flow.placement("cpu", [[0, 1], [2, 3]], ("pipe", "data"))
+    flow.nn.pipeline(model.blocks, [whole.at(pipe=0), whole.at(pipe=1)], "1f1b")
+    same(model, X)
+    assert taken[-1].taken == 2
 
 
 def by_place(s: Any, x: Tensor) -> Any:
