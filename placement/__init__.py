@@ -13,9 +13,10 @@ from .errors import (
     caret,
 )
 from .grid import Placement, placement
-from .hardware import Device, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Level, RankDevice, RankLink
 
 __all__ = [
+    "Calibration",
     "Cluster",
     "Device",
     "DtypeError",

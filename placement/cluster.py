@@ -27,7 +27,7 @@ from .cluster_file import parts_of, written
 from .device import family
 from .errors import PlacementError
 from .grid import Placement
-from .hardware import Device, Level, RankDevice, RankLink, check_groups
+from .hardware import Device, Level, RankDevice, RankLink, check_groups, least_fitted
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
 from .network.link_graph import LinkGraph
@@ -217,6 +217,7 @@ class Cluster:
             min(kind.memory_bandwidth for kind in kinds),
             min(kind.host_bandwidth for kind in kinds),
             min(kind.disk_bandwidth for kind in kinds),
+            fitted=least_fitted(kinds),
         )
 
     def with_node(self, size: int) -> "Cluster":

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
-from .hardware import Device, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Level, RankDevice, RankLink
 from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
@@ -25,11 +25,10 @@ def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any
         "name": str(top["name"]),
         "origin": str(top.get("origin", "")),
         "levels": tuple(_level(each, f"level {k} of {where}") for k, each in enumerate(top["levels"])),
-        "device": Device(**_fields(top["device"], Device, f"device of {where}")),
+        "device": _device(top["device"], f"device of {where}"),
         "links": tuple(RankLink(**{**link, "ranks": _ranks(link["ranks"], where)}) for link in links),
         "devices": tuple(
-            RankDevice(_ranks(each["ranks"], where), Device(**_fields(each["device"], Device, f"a device of {where}")))
-            for each in others
+            RankDevice(_ranks(each["ranks"], where), _device(each["device"], f"a device of {where}")) for each in others
         ),
         "graph": None if graph is None else LinkGraph(**{**graph, "links": tuple(_pairs(graph["links"], where))}),
     }
@@ -67,6 +66,17 @@ def _level(table: object, where: str) -> Level:
     return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups)})
 
 
+def _device(table: object, where: str) -> Device:
+    found = _fields(table, Device, where)
+    if "fitted" not in found:
+        return Device(**found)
+    constants = _fields(found["fitted"], Calibration, f"fitted in {where}")
+    try:
+        return Device(**{**found, "fitted": Calibration(**constants)})
+    except PlacementError as error:
+        raise PlacementError(f"fitted in {where}: {error}") from None
+
+
 def _ranks(given: object, where: str) -> Any:
     if not isinstance(given, list):
         raise PlacementError(f"ranks in {where} are a list, as in [1, 2]\n  found {given!r}")
@@ -78,6 +88,9 @@ def _pairs(given: object, where: str) -> Iterator[tuple[int, int]]:
         if not isinstance(pair, list) or len(pair) != 2 or not all(type(rank) is int for rank in pair):
             raise PlacementError(f"links of the graph of {where} are pairs of ranks, as in [0, 1]\n  found {pair!r}")
         yield pair[0], pair[1]
+
+
+_NUMBERS = (int, float, float | None, Mapping[str, float])
 
 
 def _fields(table: object, of: type, where: str) -> dict[str, Any]:
@@ -93,15 +106,19 @@ def _fields(table: object, of: type, where: str) -> dict[str, Any]:
         raise PlacementError(f"{where} needs {', '.join(wanted)}\n  found {found}")
     for name, value in table.items():
         parts = value.values() if isinstance(value, dict) else [value]
-        if wanted[name] in (int, float, Mapping[str, float]) and not all(isinstance(v, int | float) for v in parts):
+        if wanted[name] in _NUMBERS and not all(isinstance(v, int | float) and v == v for v in parts):
             raise PlacementError(f"{name} in {where} is a number\n  found {value!r}")
     return table
 
 
 def _device_lines(name: str, device: Device) -> list[str]:
-    plain = [f.name for f in fields(device) if f.name != "flops"]
+    plain = [f.name for f in fields(device) if f.name not in ("flops", "fitted")]
     rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
-    return ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
+    lines = ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
+    if device.fitted:
+        known = [(f.name, getattr(device.fitted, f.name)) for f in fields(device.fitted)]
+        lines += ["", f"[{name}.fitted]", *(f"{name} = {_toml(value)}" for name, value in known if value is not None)]
+    return lines
 
 
 def _toml(value: object) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from .errors import PlacementError
 from .ranks import check_type
 
-__all__ = ["RESERVED", "Device", "Level", "RankDevice", "RankLink", "check_groups"]
+__all__ = ["RESERVED", "Calibration", "Device", "Level", "RankDevice", "RankLink", "check_groups", "least_fitted"]
 
 RESERVED = 0.05  # share of a device's memory for its context, buffers of links, and gaps between tensors
 
@@ -42,8 +43,42 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """The part of a datasheet that a device reaches: shares of its peaks, and the seconds of a launch.
+
+    A product takes `2mnk / (product x FLOP/s) + bytes / (memory x bytes/s) + launch`, which is also its curve by size.
+    `source` says where the constants were fitted and on what, `error` is the median relative error there.
+    """
+
+    product: float  # of FLOP/s, in a large product
+    memory: float  # of bytes per second
+    launch: float  # seconds of a kernel that has nothing to do
+    source: str
+    error: float
+    attention: float | None = None  # of FLOP/s, in fused attention; None: as products
+
+    def __post_init__(self) -> None:
+        for name in ("product", "memory", "attention"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise PlacementError(
+                    f"fitted constants cannot be: {name} = {share}\n"
+                    f"  a share of the datasheet's figure is above 0 and at most 1, as in {name} = 0.78"
+                )
+        for name, usual in (("launch", "3e-6 (seconds of a kernel)"), ("error", "0.05 (5 %, where it was fitted)")):
+            if not 0 <= getattr(self, name) < inf:
+                raise PlacementError(
+                    f"fitted constants cannot be: {name} = {getattr(self, name)}\n  0 or more, as in {name} = {usual}"
+                )
+
+    def __str__(self) -> str:
+        return f"fitted, {self.source}, median error {self.error * 100:.2g} %"
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """One device: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own memory.
+    """One device as its datasheet has it: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own
+    memory; and what it reaches of that, where somebody has `fitted` it.
 
     Bytes per second to the host's memory are by default those that PCIe 4 x16 reaches of its 32 GB/s, which is also
     about a device's share of the memory of a host with eight; to the host's disk, a share of a few NVMe drives.
@@ -56,6 +91,7 @@ class Device:
     host_bandwidth: float = 25e9
     disk_bandwidth: float = 1e9
     type: str = "cuda"  # of placements on such devices
+    fitted: Calibration | None = None
 
     def __post_init__(self) -> None:
         check_type(self.type)
@@ -64,6 +100,11 @@ class Device:
     def room(self) -> float:
         """Bytes that a plan may take; infinitely many where nobody says how much memory there is."""
         return self.memory * (1 - RESERVED)
+
+    @property
+    def said(self) -> str:
+        """How its seconds are known."""
+        return f"{self.name}: {self.fitted or 'datasheet, not calibrated'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +134,23 @@ class RankDevice:
     def __post_init__(self) -> None:
         if not self.ranks or not all(type(rank) is int and rank >= 0 for rank in self.ranks):
             raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
+
+
+def least_fitted(kinds: Sequence[Device]) -> Calibration | None:
+    """The constants of devices that wait for each other: of those that are fitted the least shares, the longest
+    launch."""
+    fitted = [kind.fitted for kind in kinds if kind.fitted]
+    if not fitted:
+        return None
+    shares = [each.product if each.attention is None else each.attention for each in fitted]
+    return Calibration(
+        min(each.product for each in fitted),
+        min(each.memory for each in fitted),
+        max(each.launch for each in fitted),
+        "; ".join(dict.fromkeys(each.source for each in fitted)),
+        max(each.error for each in fitted),
+        min(shares),
+    )
 
 
 def check_groups(name: str, levels: Sequence[Level]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sbpflow.placement import (
+    Calibration,
     Cluster,
     Device,
     Level,
@@ -154,6 +155,9 @@ def test_use_cluster_ends_with_its_block(tmp_path: Path) -> None:
         ("NVIDIA A100-SXM4-80GB", "a100x8"),
         ("NVIDIA H100 80GB HBM3", "h100x8"),
         ("NVIDIA H200", "h200x8"),
+        ("NVIDIA B200", "b200x8"),
+        ("NVIDIA GB200", "gb200x72"),
+        ("Tesla V100-SXM2-32GB", "v100x8"),
         ("NVIDIA GeForce RTX 4090", "h100x8"),
         (None, "h100x8"),
     ],
@@ -212,7 +216,8 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
         (
             GOOD,
             "name = 'x'\nlevels = []\ndevice = 3",
-            "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth, type\n"
+            "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth, type, "
+            "fitted\n"
             "  found 3",
         ),
     ],
@@ -231,7 +236,8 @@ def test_a_file_that_does_not_fit_says_where(old: str, new: str, message: str, t
         (
             lambda: cluster("h10"),
             "no cluster is called 'h10'\n"
-            "  known are cpu, a100x8, h100x8, h200x8, flat, two_level; did you mean 'h100x8'?\n"
+            "  known are cpu, a100x8, h100x8, h200x8, v100x8, gb200x72, b200x8, flat, two_level; "
+            "did you mean 'h100x8'?\n"
             "  a description of your own is a file, cluster('mine.toml')",
         ),
         (lambda: cluster("no.toml"), "cannot read cluster file 'no.toml'\n  found No such file or directory"),
@@ -260,10 +266,11 @@ def test_what_is_saved_is_plain_toml(tmp_path: Path) -> None:
     assert table["levels"][1] == {"name": "node", "size": 3, "latency": 2.0, "bandwidth": 4.0}
 
 
+FITTED = Calibration(0.75, 0.5, 2e-6, "here", 0.04, attention=0.25)
 LINKED = replace(
     TREE,
     links=(RankLink((0, 1), 5.0, 0.5), RankLink((1, 2), 0.5, 16.0)),
-    devices=(RankDevice((1, 3), Device("other", {"float32": 0.5, "int8": 4.0}, 2.0, 3.0)),),
+    devices=(RankDevice((1, 3), Device("other", {"float32": 0.5, "int8": 4.0}, 2.0, 3.0, fitted=FITTED)),),
 )
 
 
@@ -297,6 +304,48 @@ def test_unlike_links_and_devices_are_written_and_read(tmp_path: Path) -> None:
     again = cluster(tmp_path / "c.toml")
     assert (again.levels, again.device) == (LINKED.levels, LINKED.device)
     assert (again.links, again.devices) == (LINKED.links, LINKED.devices)
+
+
+def test_ranks_wait_for_the_least_of_what_is_fitted() -> None:
+    slow = replace(UNIT, name="slow", fitted=replace(FITTED, product=0.5, launch=1e-6, error=0.1, attention=None))
+    both = replace(LINKED, devices=(*LINKED.devices, RankDevice((0,), slow))).device_of(placement("cpu", range(4)))
+    assert both.fitted == Calibration(0.5, 0.5, 2e-6, "here", 0.1, attention=0.25)
+
+
+@pytest.mark.parametrize("name", ["h200x8", "b200x8", "gb200x72"])
+def test_a_device_of_which_nobody_published_steps_is_a_datasheet(name: str) -> None:
+    device = cluster(name).device
+    assert device.said == f"{device.name}: datasheet, not calibrated"
+
+
+def test_a_fitted_device_says_where_and_how_well() -> None:
+    said = "A100: fitted, on published steps of transformers on A100, median error 5.1 %"
+    assert cluster("a100x8").device.said == said
+
+
+SHARE = "\n  a share of the datasheet's figure is above 0 and at most 1, as in "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("product = 0.75", "product = 1.5", f"cannot be: product = 1.5{SHARE}product = 0.78"),
+        ("attention = 0.25", "attention = 0", f"cannot be: attention = 0{SHARE}attention = 0.78"),
+        ("launch = 2e-06", "launch = -1", "cannot be: launch = -1\n  0 or more, as in launch = 3e-6 (seconds of"),
+        ("launch = 2e-06", "launch = 'short'", "launch in fitted in a device of FILE is a number\n  found 'short'"),
+        ("error = 0.04", "", "found missing error"),
+        ("error = 0.04", "error = 0.04\nshare = 1", "found unknown share"),
+    ],
+)
+def test_constants_that_do_not_fit_say_where(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    LINKED.save(path)
+    path.write_text(path.read_text().replace(old, new), encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    said = str(refused.value).replace(f"cluster file {str(path)!r}", "FILE")
+    assert message in said
+    assert "fitted in a device of FILE" in said
 
 
 @pytest.mark.parametrize(
