@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...boxing.graph.buckets import packed
 from ...boxing.plan import plan
+from ...sbp.joint.op_cost import OpSeconds
 from ..graph.instructions.computing import Backward, FirstHalf, SecondHalf, SegmentWork
 from ..graph.instructions.instruction import Instruction
 from ..graph.instructions.moves import MoveNow, StartMove, WaitForMove
@@ -17,9 +18,11 @@ from ..graph.lower.segments import Segment, Stage
 
 __all__ = ["hidden_seconds"]
 
+NOTHING = OpSeconds(0.0, 0.0)
+
 
 def hidden_seconds(
-    todo: Iterable[Instruction], stages: Sequence[Stage], transfers: Sequence[Transfer], costs: Mapping[str, float]
+    todo: Iterable[Instruction], stages: Sequence[Stage], transfers: Sequence[Transfer], costs: Mapping[str, OpSeconds]
 ) -> float:
     """Seconds by which a list ends sooner than if each move were waited for where it starts; `costs` are those of ops,
     by the names of their first results."""
@@ -41,19 +44,18 @@ def hidden_seconds(
     return moving - (max([now, *due.values()]) - computing)
 
 
-def _computing(do: SegmentWork, segment: Segment, costs: Mapping[str, float]) -> float:
-    """Seconds of a segment one way: a third of an op that has a gradient goes forward, and a third each makes the
-    gradients of its inputs and of its weights."""
+def _computing(do: SegmentWork, segment: Segment, costs: Mapping[str, OpSeconds]) -> float:
+    """Seconds of a segment one way: half of a backward each makes the gradients of its inputs and of its weights."""
     found = 0.0
     for op in segment.ops:
-        seconds = costs.get(op.outputs[0].name, 0.0)
+        seconds = costs.get(op.outputs[0].name, NOTHING)
         trained = any(value.grad for value in op.outputs)
         if isinstance(do, FirstHalf | SecondHalf):
-            found += seconds / 3 * trained
+            found += seconds.backward / 2 * trained
         elif isinstance(do, Backward):
-            found += seconds * 2 / 3 * trained
+            found += seconds.backward * trained
         else:
-            found += seconds / 3 if trained else seconds
+            found += seconds.forward
     return found
 
 

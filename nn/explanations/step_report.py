@@ -13,6 +13,7 @@ from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
 from ...placement.cluster import default_cluster
 from ...placement.device import family
+from ...sbp.joint.op_cost import OpSeconds
 from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
 from ..graph.choose.choose import Decided
@@ -35,7 +36,7 @@ def explained(step: Step, idle: bool = True) -> Report:
     with step.graph.priced():
         plan, live = step.plan, step.memory()
         made = _report(step, live)
-        made = replace(made, links=_links(step.graph))
+        made = replace(made, links=_links(step.graph), devices=_devices(step.graph))
         made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
         if plan.options.cuda_graph:
             made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))
@@ -52,6 +53,12 @@ def _links(graph: Physical) -> str:
     """How the links are known; each cluster once where kinds of devices have one each."""
     kinds = sorted({value.layout.placement.type for value in graph.values.values()})
     return "; ".join(dict.fromkeys(default_cluster(kind).said for kind in kinds))
+
+
+def _devices(graph: Physical) -> str:
+    """How the seconds of the devices are known; each kind once."""
+    places = dict.fromkeys(value.layout.placement for value in graph.values.values())
+    return "; ".join(dict.fromkeys(default_cluster(place).device_of(place).said for place in places))
 
 
 def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
@@ -83,7 +90,7 @@ def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
         whole=whole,
     )
     copying = max((_copying(graph, *of.stowed) for of in live.values()), default=0.0)
-    return replace(made, copying=copying, waiting=_waiting(copying, made.compute or 0.0)) if copying else made
+    return replace(made, copying=copying, waiting=_waiting(copying, costs)) if copying else made
 
 
 def _on_cards(graph: Physical) -> bool:
@@ -94,7 +101,8 @@ def _in_order(program: Program, spent: "_Spent", costs: Sequence[Cost]) -> "_Spe
     """The same with what the step's order hides in truth. The choice takes it that all computing hides all moves, which
     links between hosts are too slow for: a card's order is not asked, as its moves hide nearly so."""
     order = program.planned
-    hidden = hidden_seconds(order.todo, program.stages, order.transfers, {str(cost.of): cost.seconds for cost in costs})
+    spent_on = {str(cost.of): OpSeconds(cost.seconds - cost.backward, cost.backward) for cost in costs}
+    hidden = hidden_seconds(order.todo, program.stages, order.transfers, spent_on)
     moving = spent.hidden + spent.waited
     hidden = min(max(hidden, 0.0), spent.hidden)
     return spent._replace(hidden=hidden, waited=moving - hidden)
@@ -107,10 +115,11 @@ def _copying(graph: Physical, memory: int, files: int) -> float:
     return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
 
 
-def _waiting(copying: float, compute: float) -> float:
-    """The seconds that copies to the host take beyond the forward, a third of all computing, and copies back beyond the
-    backward."""
-    return max(0.0, copying - compute / 3) + max(0.0, copying - compute * 2 / 3)
+def _waiting(copying: float, costs: Sequence[Cost]) -> float:
+    """The seconds that copies to the host take beyond the forward, and copies back beyond the backward."""
+    back = sum(cost.backward for cost in costs)
+    forward = sum(cost.seconds for cost in costs) - back
+    return max(0.0, copying - forward) + max(0.0, copying - back)
 
 
 def parts_of(decided: Decided) -> dict[str, float]:
@@ -195,17 +204,20 @@ def _costs(decided: Decided) -> Iterator[Cost]:
         op = decided.logical.ops[node.index]
         if is_pin_alone(op):
             continue
-        seconds = posed.own(node, choice[at]) - posed.moving(node, choice[at])
+        moving = posed.moving(node, choice[at])
+        seconds = posed.own(node, choice[at]) - moving
+        back = min(posed.back(node, choice[at]), seconds)
         swap = next_best[at]
         for number in op.numbers[:1]:
             if swap.seconds == inf or swap.candidate < 0:
-                yield Cost(decided.names[number], seconds)
+                yield Cost(decided.names[number], seconds, backward=back)
             else:
                 yield Cost(
                     decided.names[number],
                     seconds,
                     said(node.candidates[swap.candidate], len(_sizes(decided, at))),
                     swap.seconds / posed.rounds.times,
+                    back,
                 )
 
 

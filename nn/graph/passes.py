@@ -50,6 +50,7 @@ from .choose.parameters import (
     placed,
     rests_of,
 )
+from .compiler.backends import compiled_types
 from .instructions.codegen import function
 from .lower.segments import segments
 from .microbatch.along import along
@@ -217,6 +218,7 @@ class Passes:
             rests=rests_of(self.modules, places, states=self.learns, read=self.read_whole(places)),
             encoders=compressed_grads(self.modules, self.options.compress),
             rounds=rounds and rounds(where),
+            compiled=compiled_types(self.options.backend),
         )
         regather = self.options.backend != "autograd"
         known = known or KnownOptions()
@@ -236,8 +238,9 @@ class Passes:
     def by_itself(self, logical: Logical) -> Decided:
         """The signatures of a graph of arguments alone, of which nothing is said."""
         logical, where = taken_apart(logical, self.rest)
+        demands = Demands({}, 0, compiled=compiled_types(self.options.backend))
         regather = self.options.backend != "autograd"
-        made = decide(Choosing(logical, where, Demands({}, 0), None, inf, regather, self.name, KnownOptions()))
+        made = decide(Choosing(logical, where, demands, None, inf, regather, self.name, KnownOptions()))
         return replace(made, graph=replace(made.graph, cluster=_cluster_of(made.graph)))
 
     def pins(

@@ -29,7 +29,8 @@ def answer(step: Step, given: Assignment | None, known: Report | None = None) ->
     report = known or explained(step)
     most = report.memory.fullest if report.memory else 0
     head = f"# {duration(report.predicted or 0.0)} a step, {volume(most)} on the fullest rank, as predicted"
-    lines = [head, *(_said(given) if given is not None else _by_hand(step))]
+    by = [f"# priced by {report.devices}"] if report.devices else []
+    lines = [head, *by, *(_said(given) if given is not None else _by_hand(step))]
     chosen = [*_chosen(step, given, report), *_again(step)]
     lines += ["# chosen:", *chosen] if chosen and given is not None else chosen
     if report.cut:

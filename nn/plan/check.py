@@ -61,6 +61,7 @@ class Checked:
     def __str__(self) -> str:
         lines = [
             f"{self.plan.name or 'plan'}: {duration(self.seconds)} a step, {volume(self.memory)} on the fullest rank",
+            *([f"  priced by {self.report.devices}"] if self.report.devices else ()),
             *(f"  {m.direction:9} {m.count:5} {m.route}: {volume(m.bytes)}, {duration(m.seconds)}" for m in self.moves),
             *([] if self.fits else [f"  does not fit: {room(self.device)}"]),
             *([f"  frozen {self.report.frozen}"] if self.report.frozen else ()),

@@ -62,7 +62,9 @@ class FoundPlan(Plan):
         best = f"{duration(self.checked.seconds)} a step, {volume(self.checked.memory)} on the fullest rank"
         less = f"however much memory there is, none is below {duration(self.floor)}, {self.gap:.1%} less"
         proved = "" if not self.floor else f"; {less}" if self.gap > SURE else "; no plan takes less"
-        return "\n".join([f"found: {best}{proved}", *(f"  {one}" for one in self.runners_up)])
+        by = self.checked.report.devices
+        head = [f"found: {best}{proved}", *([f"  priced by {by}"] if by else ())]
+        return "\n".join([*head, *(f"  {one}" for one in self.runners_up)])
 
 
 def plan(

@@ -13,24 +13,26 @@ from typing import NamedTuple
 from ...placement.hardware import Device
 from ...placement.links import Links
 from ..call import Call, refs_in
+from ..kernels.kernels import kernels_of
 from ..logical import Logical
 from ..state import Lie, State
 from .move_cost import moved
-from .op_cost import seconds
+from .op_cost import dtype_of, on_rank, seconds
 from .options import Option, Reach, options
 
 __all__ = ["Spread", "cheapest", "spreads"]
 
 
 class Spread(NamedTuple):
-    """The cheapest run of a formula: how its tensors come in, the option of each op, its seconds, and those `moving`
-    tensors."""
+    """The cheapest run of a formula: how its tensors come in, the option of each op, its seconds, those `moving`
+    tensors, and those that are spent in the `backward`."""
 
     inside: Logical
     lies: tuple[Lie, ...]
     chosen: tuple[Option, ...]
     seconds: float
     moving: float
+    backward: float
 
 
 def spreads(
@@ -60,7 +62,7 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
     """Each op in turn takes what is cheapest for it; also how every value then lies."""
     lies = dict(enumerate(sources))
     chosen: list[Option] = []
-    total = moving = 0.0
+    total = moving = backward = 0.0
     for op in inside.ops:
         call = replace(inside.call(op), sizes=links.sizes)
         have = [lies[n] for n in op.inputs]
@@ -69,24 +71,28 @@ def cheapest(inside: Logical, sources: Sequence[Lie], links: Links, device: Devi
             Reach((lie.state._replace(partial=(), reduction="sum"),), bool(lie.state.partial), grad)
             for lie, grad in zip(have, flows, strict=True)
         ]
-        backward = any(n in inside.wants_grad for n in op.numbers)
         found = options(call, reach, [n in inside.wants_grad for n in op.numbers])
-        costs = [seconds(call, o.inputs, o.outputs, o.share, device, backward) for o in found]
-        moves = [0.0] * len(found)
+        kernels, dtype = kernels_of(call, flows if op.grad else ()), dtype_of(call)
+        spent = [seconds(kernels, on_rank(call, o.inputs, o.outputs), o.share, dtype, device) for o in found]
+        costs = [sum(each) for each in spent]
+        moves, back = [0.0] * len(found), [each.backward for each in spent]
         for i, (x, lie) in enumerate(zip(call.inputs, have, strict=True)):
             need = [o.inputs[i] for o in found]
             tensor = tuple(x.shape), x.dtype.itemsize, links
             there = moved([lie.state], [n.state for n in need], *tensor)[0]
             if flows[i]:
-                there = there + moved([n.dual.state for n in need], [lie.dual.state], *tensor)[:, 0]
+                home = moved([n.dual.state for n in need], [lie.dual.state], *tensor)[:, 0]
+                there = there + home
+                back = [before + float(more) for before, more in zip(back, home, strict=True)]
             moves = [before + float(more) for before, more in zip(moves, there, strict=True)]
         costs = [cost + more for cost, more in zip(costs, moves, strict=True)]
         best = min(range(len(found)), key=_order(costs, found, have))
         chosen.append(found[best])
         total += costs[best]
         moving += moves[best]
+        backward += back[best]
         lies.update(zip(op.numbers, found[best].outputs, strict=True))
-    return Spread(inside, tuple(sources), tuple(chosen), total, moving), lies
+    return Spread(inside, tuple(sources), tuple(chosen), total, moving, backward), lies
 
 
 def _order(costs: Sequence[float], found: Sequence[Option], have: Sequence[Lie]) -> Callable[[int], tuple[float, ...]]:

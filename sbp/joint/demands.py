@@ -68,7 +68,8 @@ class Demands:
     parameter itself does not, and `rests` say how they are to lie. `together` is how many bytes of gradients go at
     once, by the type of device. `encoders` encode gradients: one says that they are summed, but where the parameter is
     said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
-    are those of a step in micro-batches.
+    are those of a step in micro-batches. `compiled` are the types of devices on which runs of ops are compiled to one
+    kernel.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -79,6 +80,7 @@ class Demands:
     encoders: Mapping[str, EncodedWay] = field(default_factory=dict)  # of parameters' gradients, by name
     rounds: Rounds | None = None
     real_sums: bool = False
+    compiled: frozenset[str] = frozenset()
 
     def summed_over(self, place: Placement) -> frozenset[int]:
         """The axes along which an encoder is meant to add up."""

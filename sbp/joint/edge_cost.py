@@ -29,7 +29,7 @@ from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
 from .placements import Homes
 from .problem import Vector
 
-__all__ = ["Carried", "EdgeCosts", "EdgeSeconds", "Lies", "bytes_at_once"]
+__all__ = ["Carried", "EdgeCosts", "EdgeSeconds", "EdgeTensor", "Lies", "bytes_at_once"]
 
 SLOWS = 0.05  # share of a move's time by which it delays what is computed beside it: both read and write memory
 STRAIGHT = Rounds()
@@ -70,6 +70,15 @@ class Carried(NamedTuple):
     def far(self) -> bool:
         """Whether it goes to ranks that have nothing of it."""
         return self.here is not self.there and set(self.here.flat).isdisjoint(self.there.flat)
+
+
+class EdgeTensor(NamedTuple):
+    """The tensor on an edge: the number of a value, how it lies at both ends, and how it is carried."""
+
+    number: int
+    have: Lies
+    need: Lies
+    of: Carried
 
 
 class EdgeSeconds(NamedTuple):

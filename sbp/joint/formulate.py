@@ -11,22 +11,24 @@ cost what there is no room for.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...placement import Cluster, Placement
 from ...placement.links import Links
 from ..call import Call, refs_in
+from ..kernels.fused import FusedOp, fused_ops
+from ..kernels.kernels import is_view
 from ..logical import Logical, LogicalOp
 from ..state import Factors, Lie, State
 from .along_split import Spread, spreads
 from .demands import Demands, EncodedGrads, RestPins, Rounds
-from .edge_cost import Carried, EdgeCosts, EdgeSeconds, Lies, bytes_at_once
+from .edge_cost import Carried, EdgeCosts, EdgeSeconds, EdgeTensor, Lies, bytes_at_once
 from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
-from .op_cost import is_view, seconds
+from .op_cost import option_seconds
 from .options import Cut, Reach
 from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
@@ -36,7 +38,7 @@ from .repeated_blocks import ties
 from .source_options import stored
 from .uses import let_go, returns, saves, static, users, weights
 
-__all__ = ["ChoiceNode", "EdgeTensor", "Formulated", "formulate"]
+__all__ = ["ChoiceNode", "Formulated", "formulate"]
 
 
 @dataclass
@@ -50,15 +52,7 @@ class ChoiceNode:
     memory: Vector
     slots: dict[int, Lies] = field(default_factory=dict)  # input slot -> lies; nodes that are no ops have one, 0
     moves: Vector | None = None  # in sources: the part of `cost` in which an optimizer's gradients and weights move
-
-
-class EdgeTensor(NamedTuple):
-    """The tensor on an edge: the number of a value, how it lies at both ends, and how it is carried."""
-
-    number: int
-    have: Lies
-    need: Lies
-    of: Carried
+    back: Vector | None = None  # in ops: the part of `cost` that is spent in the backward
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +77,10 @@ class Formulated:
     def own(self, node: ChoiceNode, k: int) -> float:
         """Seconds of a node by itself: an op's for one micro-batch, a source's for a step."""
         return float(node.cost[k]) / (self.rounds.times if node.kind == "op" else 1.0)
+
+    def back(self, node: ChoiceNode, k: int) -> float:
+        """The part of an op's own seconds that is spent in the backward."""
+        return 0.0 if node.back is None else float(node.back[k]) / self.rounds.times
 
     def moving(self, node: ChoiceNode, k: int) -> float:
         """Seconds of moves inside of a node: those of a source's update, or those inside of an op."""
@@ -122,6 +120,7 @@ class _Formulation:
         self.logical, self.where, self.demands, self.parts = logical, where, demands, parts
         self.cluster = cluster
         self.costs = EdgeCosts(cluster, demands, bytes_at_once(logical, where, demands))
+        self.fused: list[FusedOp | None] = []
         self.nodes: list[ChoiceNode] = []
         self.edges: list[Edge] = []
         self.tensors: list[EdgeTensor] = []
@@ -162,6 +161,8 @@ class _Formulation:
         wished = wishes(calls, asked_cuts(self.logical.ops, [call for call, _, _ in calls], self.pinned))
         for number in range(len(self.logical.sources)):
             self._source(number, wished.get(number, {}))
+        if self.demands.compiled:
+            self.fused = fused_ops(self.logical, [call for call, _, _ in calls])
         for index, (call, _, numbers) in enumerate(calls):
             self._op(index, call, [plain_cuts(wished.get(n, {})) for n in numbers])
         self._ends()
@@ -223,14 +224,15 @@ class _Formulation:
         flags = tuple(grads), saved, bool(op.origin.recompute)
         comes = tuple((id(r.states), r.partial, r.grad) for r in reach)
         wanted = tuple(asked) if any(asked) else ()
-        key = static(op, call), comes, flags, there, self.costs.rounds.times, wanted
+        fused = self.fused[index] if there.type in self.demands.compiled else None
+        key = static(op, call), comes, flags, there, self.costs.rounds.times, wanted, fused
         if key not in self.known:
-            self.known[key] = self._candidates(index, call, reach, grads, saved, asked)
-        candidates, cost, memory, ins, outs, states, partial, apart = self.known[key]
+            self.known[key] = self._candidates(index, call, reach, grads, saved, asked, fused)
+        candidates, cost, back, memory, ins, outs, states, partial, apart = self.known[key]
         for slot in (k for k, n in enumerate(op.numbers) if self.demands.real_sums and n in self.begins):
             axes = self.demands.summed_over(there)
             cost = np.where([axes.isdisjoint(o.outputs[slot].grads) for o in candidates], cost, inf)
-        at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins))))
+        at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins)), back=back))
         self.spread.update({(index, k): how for k, how in apart.items()})
         for slot, number in enumerate(op.inputs):
             self._uses(at, slot, number, ins[slot], op.place(slot, there))
@@ -248,19 +250,16 @@ class _Formulation:
         grads: Sequence[bool],
         saved: Sequence[bool],
         asked: Sequence[tuple[Cut, ...]],
+        fused: FusedOp | None,
     ) -> tuple[Any, ...]:
         op, there = self.logical.ops[index], self.where.ops[index]
         found = options_of(op, call, reach, grads, asked)
         if index in self.pinned:
             found = pinned(found, self.pinned[index], call, op)
         device = self.cluster(there).device_of(there)
-        backward = any(grads)
-        view = is_view(call)
-        times = [backward] + [False] * (backward and bool(op.origin.recompute))  # the forward alone once more
-        cost = [
-            sum(seconds(call, o.inputs, o.outputs, o.share, device, back) for back in times) if not view else 0.0
-            for o in found
-        ]
+        view, trains = is_view(call), any(grads)
+        wants, again = [each.grad and trains for each in reach], trains and bool(op.origin.recompute)
+        cost, back = option_seconds(call, found, wants, device, fused=fused, again=again)
         apart: dict[int, Spread] = {}
         inside = self.parts(op)
         if inside is not None:
@@ -269,6 +268,7 @@ class _Formulation:
                 apart[len(found)] = how
                 found.append(option)
                 cost.append(how.seconds)
+                back.append(how.backward)
         memory = np.zeros(len(found))
         for slot, y in enumerate(call.outputs):
             if saved[slot] and (not view or is_pin_alone(op)):  # that value is kept as it was moved
@@ -281,7 +281,8 @@ class _Formulation:
             for y in outs
         )
         partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
-        return tuple(found), self.costs.rounds.times * np.array(cost), memory, ins, outs, states, partial, apart
+        both = self.costs.rounds.times * np.array([cost, back])
+        return tuple(found), *both, memory, ins, outs, states, partial, apart
 
     def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
         """One object for equal sets, since they are told apart by identity."""

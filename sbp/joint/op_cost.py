@@ -1,161 +1,113 @@
-"""The cost of an op where it runs: the roofline of a device, for FLOPs and bytes of forward and backward."""
+"""The seconds of an op where it runs, forward and backward, by what its device reaches.
 
-from collections.abc import Callable, Sequence
-from math import prod
+    product      2mnk / (share x peak)  +  bytes / (share x bandwidth)  +  launches
+    attention    the same with the share of fused attention
+    others       bytes / (share x bandwidth)  +  launches
+
+Of a datasheet, whose shares are 1 and whose launches take no time, the longer of computing and reading counts alone:
+that is the bound which it promises.
+"""
+
+from collections.abc import Sequence
+from operator import mul
+from typing import NamedTuple
 
 import torch
 
 from ...placement.hardware import Device
-from ..call import Call, tensors_in
+from ..call import Call
+from ..kernels.fused import FusedOp
+from ..kernels.kernels import EIGHT_BITS, Kernels, OpPass, is_view, kernels_of
 from ..state import Lie, local_numel
+from .options import Option
 
-__all__ = ["alone", "flops", "is_view", "rate", "seconds"]
-
-
-def flops(call: Call) -> float:
-    """Floating point operations of the forward of what has many for its size; 0 for all else."""
-    count = _COUNTS.get(call.op._schema.name)
-    return count(call) if count else 0.0
-
-
-def _product(name: str, dim: int = -1) -> Callable[[Call], float]:
-    return lambda call: float(2 * call.outputs[0].numel() * call.bound[name].shape[dim])
-
-
-def _convolution(call: Call) -> float:
-    weight = call.bound["weight"]
-    return float(2 * call.outputs[0].numel() * prod(weight.shape[1:]))
+__all__ = [
+    "OpSeconds",
+    "alone",
+    "bandwidth",
+    "bytes_of",
+    "dtype_of",
+    "on_rank",
+    "option_seconds",
+    "rate",
+    "seconds",
+]
 
 
-def _transposed(call: Call) -> float:
-    return float(2 * call.bound["input"].numel() * prod(call.bound["weight"].shape[1:]))
+class OpSeconds(NamedTuple):
+    """Seconds of a rank in the forward, and in the backward."""
+
+    forward: float
+    backward: float
 
 
-def _attention(call: Call) -> float:
-    query, key, value = (call.bound[name] for name in ("query", "key", "value"))
-    return float(2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
-
-
-def _einsum(call: Call) -> float:
-    """Flops of operands multiplied one after the other, each time over all letters that are there."""
-    sides, arrow, result = call.bound["equation"].replace(" ", "").partition("->")
-    letters, sizes = [], dict[str, int]()
-    for term, x in zip(sides.split(","), call.inputs, strict=True):
-        head, dots, tail = term.partition("...")
-        between = [f"...{d}" for d in range(x.dim() - len(head) - len(tail), 0, -1)] if dots else []
-        letters.append([*head, *between, *tail])
-        sizes.update({c: max(n, sizes.get(c, 1)) for c, n in zip(letters[-1], x.shape, strict=True)})
-    if not arrow:
-        result = "".join(c for c in sizes if sides.count(c) == 1)
-    total, have = 0, {*letters[0]}
-    for n, term in enumerate(letters[1:], 2):
-        have |= {*term}
-        total += 2 * prod(sizes[c] for c in have)
-        later = {c for rest in letters[n:] for c in rest}
-        have = {c for c in have if c in later or c in result or len(c) > 1}
-    return float(total)
-
-
-def _tensordot(call: Call) -> float:
-    of = call.bound["self"].shape
-    return float(2 * call.outputs[0].numel() * prod(of[d] for d in call.bound["dims_self"]))
-
-
-def _grouped(call: Call) -> float:
-    """The work of a grouped product. Each row meets the matrix of one group; where groups cut the matrix, each column
-    meets some of the rows."""
-    one, other = call.bound["self"], call.bound["mat2"]
-    rows = prod(one.shape) if other.dim() == 3 else prod(one.shape[-2:])
-    return float(2 * rows * other.shape[-1])
-
-
-def _slice(call: Call) -> float:
-    """Flops of the attention of a slice, which looks back at earlier ones, on average."""
-    query, width = call.bound["query"], call.bound["value"].shape[-1]
-    return float(prod(query.shape[:-1]) * call.bound["length"] * (query.shape[-1] + width))
-
-
-def _ring_part(call: Call) -> float:
-    """Flops of all queries with one of so many parts of the keys."""
-    return _attention(call) / float(call.bound["parts"])
-
-
-def _window_attention(call: Call) -> float:
-    """Flops of all queries with as many keys as their windows are wide."""
-    share: float = min(1.0, call.bound["width"] / max(1, call.bound["key"].shape[-2]))
-    return _attention(call) * share
-
-
-def _recurrent(call: Call) -> float:
-    """Every moment takes each weight once."""
-    moments = prod(call.bound["x"].shape[:-1])
-    return float(2 * moments * sum(w.numel() for w in call.bound["weights"] if w.dim() == 2))
-
-
-_COUNTS: dict[str, Callable[[Call], float]] = {
-    "aten::mm": _product("self"),
-    "aten::addmm": _product("mat1"),
-    "aten::bmm": _product("self"),
-    "aten::baddbmm": _product("batch1"),
-    "aten::matmul": _product("self"),
-    "aten::linear": _product("input"),
-    "aten::mv": _product("self"),
-    "aten::addbmm": lambda call: float(2 * prod(call.bound["batch1"].shape) * call.bound["batch2"].shape[-1]),
-    "aten::bilinear": lambda call: float(2 * call.outputs[0].numel() * prod(call.bound["weight"].shape[1:])),
-    "aten::einsum": _einsum,
-    "aten::tensordot": _tensordot,
-    "aten::_grouped_mm": _grouped,
-    "aten::scaled_dot_product_attention": _attention,
-    "sbpflow::attend": _slice,
-    "sbpflow::product_of_8_bits": _product("x"),
-    "sbpflow::ring_part": _ring_part,
-    "sbpflow::window_attention": _window_attention,
-    "sbpflow::recurrent": _recurrent,
-    **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
-    **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
-    "aten::convolution": _convolution,
-}
-
-
-def is_view(call: Call) -> bool:
-    """Whether nothing is computed, since all that comes out lies in the memory of what went in.
-
-    Fakes alone cannot tell: layers that are alike share them, so that a sum at the end of one is the fake that went in;
-    and what is a part of an op that was taken apart, or of a micro-batch, is a fake by itself. Then the op is asked.
-    """
-    if not getattr(call.op, "is_view", False):  # as its schema says, where it is an op of torch
-        return False
-    held = {x.untyped_storage()._cdata for x in call.inputs}
-    if not held or all(y.untyped_storage()._cdata in held for y in call.outputs):
-        return bool(held)
-    with torch.no_grad():
-        made = tensors_in(call.op(*call.args, **call.kwargs))
-    return all(y.untyped_storage()._cdata in held for y in made)
-
-
-def rate(device: Device, dtype: torch.dtype) -> float:
-    """FLOP/s of a device for a dtype; an unknown one counts as float32."""
+def rate(device: Device, dtype: torch.dtype, attention: bool = False) -> float:
+    """FLOP/s that a device reaches for a dtype; an unknown one counts as float32."""
     name = str(dtype).removeprefix("torch.")
-    return device.flops.get(name) or device.flops["float32"]
+    peak, fitted = device.flops.get(name) or device.flops["float32"], device.fitted
+    if fitted is None:
+        return peak
+    return peak * (fitted.attention if attention and fitted.attention is not None else fitted.product)
 
 
-def seconds(
-    call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie], share: int, device: Device, backward: bool
-) -> float:
-    """The seconds of one rank where so many share the work; the backward of a product is two products."""
+def bandwidth(device: Device) -> float:
+    """Bytes per second that a device reaches to and from its memory."""
+    return device.memory_bandwidth * (device.fitted.memory if device.fitted else 1.0)
 
-    moved = sum(
+
+def on_rank(call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie]) -> list[int]:
+    """The bytes of each tensor on the fullest rank."""
+    return [
         local_numel(lie.state.dims, tuple(x.shape), call.sizes) * x.dtype.itemsize
         for x, lie in zip((*call.inputs, *call.outputs), (*inputs, *outputs), strict=True)
-    )
-    return _roofline(call, moved, share, device, backward)
+    ]
 
 
-def alone(call: Call, device: Device, backward: bool) -> float:
-    """The seconds of one device that does all of it."""
-    return _roofline(call, sum(x.nbytes for x in (*call.inputs, *call.outputs)), 1, device, backward)
+def seconds(kernels: Kernels, held: Sequence[float], share: float, dtype: torch.dtype, device: Device) -> OpSeconds:
+    """The seconds of one rank that holds so many bytes of each tensor, where so many share the FLOPs."""
+    pace = share * rate(device, dtype, kernels.attention)
+    return OpSeconds(_spent(kernels.forward, held, pace, device), _spent(kernels.backward, held, pace, device))
 
 
-def _roofline(call: Call, moved: int, share: int, device: Device, backward: bool) -> float:
-    computed = flops(call) / share / rate(device, call.outputs[0].dtype) if call.outputs else 0.0
-    return (3.0 if backward else 1.0) * max(computed, moved / device.memory_bandwidth)
+def option_seconds(
+    call: Call,
+    options: Sequence[Option],
+    wants: Sequence[bool],
+    device: Device,
+    *,
+    fused: FusedOp | None,
+    again: bool,
+) -> tuple[list[float], list[float]]:
+    """The seconds of each option, and of these the part of the backward, which may have the forward once `again`."""
+    if is_view(call):
+        return [0.0] * len(options), [0.0] * len(options)
+    kernels, dtype = kernels_of(call, wants), dtype_of(call)
+    kernels = fused.of(kernels) if fused else kernels
+    held = (on_rank(call, option.inputs, option.outputs) for option in options)
+    both = [seconds(kernels, of, option.share, dtype, device) for of, option in zip(held, options, strict=True)]
+    back = [of.backward + again * of.forward for of in both]
+    return [of.forward + more for of, more in zip(both, back, strict=True)], back
+
+
+def alone(call: Call, device: Device) -> float:
+    """The seconds of the forward on one device that does all of it."""
+    return seconds(kernels_of(call), bytes_of(call), 1, dtype_of(call), device).forward
+
+
+def bytes_of(call: Call) -> list[int]:
+    """The bytes of each tensor."""
+    return [x.nbytes for x in (*call.inputs, *call.outputs)]
+
+
+def dtype_of(call: Call) -> torch.dtype:
+    """The dtype in which products are computed."""
+    if call.op._schema.name == EIGHT_BITS:
+        return torch.float8_e4m3fn
+    return call.outputs[0].dtype if call.outputs else torch.float32
+
+
+def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device) -> float:
+    computing: float = way.flops / pace
+    moving: float = sum(map(mul, way.traffic, held)) / bandwidth(device)
+    fitted = device.fitted
+    return max(computing, moving) if fitted is None else computing + moving + way.launches * fitted.launch

@@ -14,6 +14,7 @@ from ..signature import S, Sbp, Split
 from ..state import Factors, Lie, State, local_numel
 from .demands import RestPins, Said, SourcePin
 from .move_cost import each_moved, seen_seconds
+from .op_cost import bandwidth
 from .options import source_states
 from .pins import allows, stated
 from .problem import Vector
@@ -66,7 +67,8 @@ def stored(
     """
     shape, size, sizes = tuple(source.fake.shape), source.fake.dtype.itemsize, links.sizes
     wide, most = (size if dtype is None else dtype.itemsize for dtype in (source.grads, source.states))
-    kept += source.states not in (None, source.fake.dtype)
+    by_master = source.states not in (None, source.fake.dtype)
+    kept += by_master
     states = _allowed(source_states(shape, sizes, wished), pinned, shape, sizes)
     trained = source.kind == "parameter" and source.requires_grad
     changes = trained and reached
@@ -85,7 +87,9 @@ def stored(
             there_too = _Trip(grads, master, min(wide, most)) if grads != master else None
             home = _Trip(master, state, min(most, size)) if master != state else None
             back.append((there_too, home))
-            cost.append(update_seconds(there, kept, source.offload, device) if changes else 0.0)
+            # Beside a master, the gradient is read as it comes, and the parameter only written.
+            beside = come // wide * (wide + size) if by_master else 3 * there
+            cost.append(update_seconds(there, kept, source.offload, device, beside) if changes else 0.0)
     moving = np.zeros(len(found))
     if changes:
         for at, way in enumerate(zip(*back, strict=True)):
@@ -121,13 +125,17 @@ def _moving(ways: Sequence[_Trip | None], shape: tuple[int, ...], links: Links, 
     return found
 
 
-def update_seconds(size: int, kept: int, offload: OffloadPlace | None, device: Device) -> float:
+def update_seconds(
+    size: int, kept: int, offload: OffloadPlace | None, device: Device, beside: int | None = None
+) -> float:
     """Seconds of an optimizer's step over so many bytes: it reads and writes parameter and states, and reads the
-    gradient. On the host that goes through a device's share of the host's memory, and from disk through that of the
-    disk; gradient and changed parameter go over the link between."""
-    touched = (2 * kept + 3) * size
+    gradient; or it touches so many bytes `beside` the states.
+
+    On the host that goes through a device's share of the host's memory, and from disk through that of the disk;
+    gradient and changed parameter go over the link between."""
+    touched = 2 * kept * size + (3 * size if beside is None else beside)
     if offload is None:
-        return touched / device.memory_bandwidth
+        return touched / bandwidth(device)
     files = 0.0 if offload == "cpu" else (2 * kept + 2) * size / device.disk_bandwidth
     return (touched + 2 * size) / device.host_bandwidth + files
 

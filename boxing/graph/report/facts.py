@@ -29,6 +29,7 @@ class Cost:
     seconds: float
     runner_up: str = ""
     extra: float = 0.0
+    backward: float = 0.0  # the part of the seconds that is spent in the backward
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class GraphFacts:
     account: MoveAccount | None = None  # the seconds of moves by which the choice was made
     recorded: str = ""  # what a graph of the card has of the step
     late: Sequence[str] = ()  # a line on what a step in micro-batches does once for the whole batch
+    devices: str = ""  # how the seconds of the devices are known: fitted and where, or by a datasheet
     links: str = ""  # how the links are known by which it was chosen: measured and when, a preset, or a guess
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 
@@ -222,6 +224,7 @@ class GraphFacts:
                 "waiting": self.waiting,
                 "course": self.course and asdict(self.course),
             },
+            "devices": self.devices,
             "links": self.links,
             "cut": self.cut,
             "idle": list(self.idle),

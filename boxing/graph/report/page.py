@@ -123,7 +123,8 @@ def _summary(facts: GraphFacts) -> Iterator[str]:
     yield '<div class="cards">'
     yield from (f'<div class="card"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in cards)
     yield "</div>"
-    yield f'<p class="pale">Time: {escape(time_line(facts))}.<br/>Choice: {escape(str(chosen or "unknown"))}.</p>'
+    by = f"<br/>Devices: {escape(facts.devices)}." if facts.devices else ""
+    yield f'<p class="pale">Time: {escape(time_line(facts))}.{by}<br/>Choice: {escape(str(chosen or "unknown"))}.</p>'
 
 
 def _seconds(seconds: float | None) -> str:

@@ -41,6 +41,7 @@ def _full(facts: GraphFacts) -> Iterator[str]:
     yield headline(facts)
     yield f"  time    {time_line(facts)}"
     yield f"  choice  {facts.solution or 'unknown'}"
+    yield from ([f"  devices {facts.devices}"] if facts.devices else ())
     yield from ([f"  links   {facts.links}"] if facts.links else ())
     yield ""
     yield from _memory(facts.memory)

@@ -19,6 +19,7 @@ def summary(facts: GraphFacts) -> Iterator[str]:
         headline(facts),
         f"  time    {time_line(facts)}",
         f"  choice  {facts.solution or 'unknown'}",
+        *([f"  devices {facts.devices}"] if facts.devices else ()),
         *([f"  links   {facts.links}"] if facts.links else ()),
         *_memory(facts.memory),
         *([f"  frozen  {facts.frozen}"] if facts.frozen else ()),

@@ -60,7 +60,7 @@ def worthwhile(logical: Logical, posed: Formulated, solution: Solution) -> list[
             block = blocks[node.index]
             if many[block] > 1 and block and not logical.ops[node.index].origin.recompute:
                 kept[block] = kept.get(block, 0.0) + float(memory[k])
-                spent[block] = spent.get(block, 0.0) + float(node.cost[k]) / 3  # the forward is a third
+                spent[block] = spent.get(block, 0.0) + posed.rounds.times * (posed.own(node, k) - posed.back(node, k))
     worth = {block: f"{kept[block] / max(spent[block], 1e-12):.2g}" for block in kept if kept[block]}
     ranked = sorted(worth, key=lambda block: -float(worth[block]))  # which leaves equal ones in their order
     return [Worth(block, spent[block]) for block in ranked]

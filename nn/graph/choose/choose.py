@@ -100,5 +100,6 @@ def _key(asked: Choosing) -> Hashable:
         *(tuple(of.items()) for of in (demands.pins, demands.rests, demands.encoders)),
         demands.states,
         demands.rounds,
+        demands.compiled,
     )
     return sources, ops, ends, where, said, asked.limit, asked.regather, asked.enough, clusters, asked.name

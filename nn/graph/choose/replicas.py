@@ -12,8 +12,9 @@ import torch
 from ....boxing.plan import plan
 from ....placement import Placement, default_cluster
 from ....sbp import B, layout
-from ....sbp.joint.op_cost import alone, is_view
+from ....sbp.joint.op_cost import alone
 from ....sbp.joint.placements import Homes
+from ....sbp.kernels.kernels import is_view
 from ....sbp.logical import Logical, LogicalOp, Origin
 
 __all__ = ["with_replicas"]
@@ -63,7 +64,7 @@ class _Replicas:
                 spent += 0.0 if had else self.sending(n, self.where.sources[n], there)
             elif self.where.ops[at] is not there and (n, there) not in self.known:
                 call = self.logical.call(self.logical.ops[at])
-                spent += 0.0 if is_view(call) else alone(call, default_cluster(there).device_of(there), False)
+                spent += 0.0 if is_view(call) else alone(call, default_cluster(there).device_of(there))
                 left += [x for x in self.logical.ops[at].inputs if x not in met]
                 met.update(self.logical.ops[at].inputs)
         return spent <= self.sending(number, self.where.ops[self.makers[number]], there)

@@ -14,8 +14,9 @@ from torch import Tensor
 from ....boxing.plan import plan
 from ....placement import Device, Placement, default_cluster
 from ....sbp import B, layout
-from ....sbp.joint.op_cost import flops, is_view, rate
+from ....sbp.joint.op_cost import bytes_of, dtype_of, seconds
 from ....sbp.joint.source_options import update_seconds
+from ....sbp.kernels.kernels import Kernels, is_view, kernels_of
 from ....sbp.logical import Logical, LogicalOp
 from .stage_work import LayerCost
 
@@ -38,17 +39,19 @@ def stage_costs(
     for place, behind in zip(placements, (*placements[1:], placements[-1]), strict=True):
         device, share = default_cluster(place).device_of(place), placements[0].size / place.size
         hops = work.hops(place, behind)
-        parts = [work.computed(layer, device, share) for layer in range(many)]
+        parts = [work.computed(layer, device, place.size, placements[0].size) for layer in range(many)]
         updates = [work.updated(layer, device, states) * share for layer in range(many)]
         found.append([LayerCost(*parts[n], hops[n], updates[n]) for n in range(many)])
     return found
 
 
 class _Op(NamedTuple):
-    """The work of an op for a micro-batch, and whether its backward goes to weights, and further back."""
+    """The work of an op for a micro-batch, as a part of its FLOPs and bytes of its tensors, and whether its backward
+    goes to weights, and further back."""
 
-    flops: float
-    bytes: float
+    kernels: Kernels
+    part: float
+    held: Sequence[float]
     dtype: torch.dtype
     again: bool
     weights: bool
@@ -62,7 +65,7 @@ class _CapturedWork:
         self.parameters: dict[int, list[Tensor]] = defaultdict(list)
         self.handed: dict[int, list[Tensor]] = defaultdict(list)  # by the layer behind which it is handed on
         self.read: set[int] = set()  # parameters that some layer has, for several may read one
-        self.known: dict[tuple[int, int, float], tuple[float, float, float]] = {}
+        self.known: dict[tuple[int, int, int], tuple[float, float, float]] = {}
         kinds = [source.kind for source in logical.sources]
         self.weights = {n for n, kind in enumerate(kinds) if kind != "input"}  # and what is made of these alone
         given = {n for n, kind in enumerate(kinds) if kind != "parameter"}
@@ -83,31 +86,33 @@ class _CapturedWork:
         logical = self.logical
         call = logical.call(op)
         trains = bool(logical.losses) and not logical.wants_grad.isdisjoint(op.numbers)
-        wants = [n in self.weights for n in op.inputs if n in logical.wants_grad] if trains else []
+        flows = [trains and n in logical.wants_grad for n in op.inputs]
+        wants = [n in self.weights for n, grad in zip(op.inputs, flows, strict=True) if grad]
         fixed = [n in self.weights for n in op.inputs]
         made = bool(fixed) and all(fixed)
         if made:
             self.weights.update(op.numbers)
         if not is_view(call):
             part = 1.0 if made else self.share
-            inputs = sum(x.nbytes * (1.0 if of else part) for x, of in zip(call.inputs, fixed, strict=True))
-            taken = inputs + part * sum(y.nbytes for y in call.outputs)
-            dtype = call.outputs[0].dtype if call.outputs else torch.float32
-            again = bool(wants and op.origin.recompute)
-            self.ops[at].append(_Op(part * flops(call), taken, dtype, again, any(wants), not all(wants)))
+            parts = (*(1.0 if of else part for of in fixed), *(part for _ in call.outputs))
+            held = [size * of for size, of in zip(bytes_of(call), parts, strict=True)]
+            again, ways = bool(wants and op.origin.recompute), (any(wants), not all(wants))
+            self.ops[at].append(_Op(kernels_of(call, flows), part, held, dtype_of(call), again, *ways))
         trained = {n for n in op.inputs if n < len(logical.sources) and logical.sources[n].requires_grad}
         self.parameters[at] += [logical.fakes[n] for n in sorted(trained - self.read)]
         self.read |= trained
 
-    def computed(self, layer: int, device: Device, share: float) -> tuple[float, float, float]:
-        """Seconds of forward, backward and gradients of weights; a backward is priced at twice the forward."""
-        key = layer, id(device), share
+    def computed(self, layer: int, device: Device, ranks: int, times: int) -> tuple[float, float, float]:
+        """So many times the seconds of forward, backward and gradients of weights, where so many ranks share the work.
+        The launches are not shared."""
+        key = layer, id(device), ranks
         if key not in self.known:
             forward = backward = weight = 0.0
             for op in self.ops[layer]:
-                one = share * max(op.flops / rate(device, op.dtype), op.bytes / device.memory_bandwidth)
-                one *= 4 / 3 if op.again else 1.0
-                half = one if op.weights and op.further else 2 * one
+                held = [size / ranks for size in op.held]
+                one, back = seconds(op.kernels, held, ranks / op.part, op.dtype, device)
+                one, back = times * one, times * (back + one * op.again)
+                half = back / 2 if op.weights and op.further else back
                 forward += one
                 weight += half * op.weights
                 backward += half * op.further

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ....boxing.graph.memory_order import lay
-from ....placement.device import card_here
+from ....placement.device import FAMILIES, card_here
 from ....placement.errors import MissingError, ShapeError
 from ..lower.localise import Local, Spec
 from .joint import Traced, gradients, trace, traced
@@ -30,7 +30,7 @@ from .simplify import tidied
 from .split_backward import Apart, apart
 from .split_backward import by_autograd as halves_by_autograd
 
-__all__ = ["Backend", "Compiled", "compiled"]
+__all__ = ["Backend", "Compiled", "compiled", "compiled_types"]
 
 Backend: TypeAlias = Literal["auto", "autograd", "code", "inductor"]
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -113,6 +113,14 @@ def _order(backend: Backend, card: bool) -> tuple[Backend, ...]:
         backend = "inductor" if card and inductor_works() else "code"
     chain: tuple[Backend, ...] = ("inductor", "code", "autograd")
     return chain[chain.index(backend) :]
+
+
+def compiled_types(backend: Backend) -> frozenset[str]:
+    """The types of devices on which runs of ops become one kernel, also where such devices are only described."""
+    works = card_here() is None or inductor_works()
+    if backend == "inductor":
+        return frozenset(FAMILIES)
+    return frozenset(name for name, of in FAMILIES.items() if backend == "auto" and of.card and works)
 
 
 def by_autograd(local: Local, weights: Sequence[bool] | None = None) -> Compiled:

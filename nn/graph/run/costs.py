@@ -3,7 +3,7 @@
     costs      by chunk, forward, backward, weights, the hop to the next chunk; what a schedule is simulated with
     course     the schedule run with these: seconds of a step, of each stage, and the share in which stages stand still
 
-The figures are those that signatures were chosen by: rooflines of ops and prices of moves.
+The figures are those that signatures were chosen by: seconds of ops and prices of moves.
 """
 
 from collections import defaultdict
@@ -52,12 +52,12 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
         op, seconds = decided.logical.ops[node.index], posed.own(node, choice[at])
         inputs = [decided.names[n] for n in op.inputs if n in decided.names]
         wants = [name for name in inputs if op.grad and graph.values[name].grad]
-        share = seconds / 3 if wants else seconds  # backward is twice the forward, as it is priced
+        back = posed.back(node, choice[at]) if wants else 0.0
         parts[chunk]["room"] += seconds
-        parts[chunk]["forward"] += share
+        parts[chunk]["forward"] += seconds - back
         if wants and graph.losses:
             ours = [name in weights for name in wants]
-            half = share * 2 if all(ours) or not any(ours) else share
+            half = back if all(ours) or not any(ours) else back / 2
             parts[chunk]["weight"] += half * any(ours)
             parts[chunk]["backward"] += half * (not all(ours))
     group = {place: number for number, places in enumerate(where.placements) for place in places}

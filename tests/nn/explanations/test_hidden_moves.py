@@ -18,6 +18,7 @@ from sbpflow.nn.graph.lower.segments import Segment
 from sbpflow.nn.graph.run.program import Program
 from sbpflow.placement.hardware import Level
 from sbpflow.sbp import B, P, layout
+from sbpflow.sbp.joint.op_cost import OpSeconds
 
 WHERE = flow.placement("cpu:[0-3] as (data=4)")
 X = torch.ones(64, 32)
@@ -57,9 +58,8 @@ def test_a_move_is_hidden_as_far_as_something_is_computed_before_it_is_waited_fo
     ends = layout(WHERE, P, (256, 64)), layout(WHERE, B, (256, 64))
     seconds = plan(*ends).price.time
     stage = stage_of()
-    costs = dict.fromkeys([op.outputs[0].name for op in stage.ops], 0.0)
-    first = stage.ops[0].outputs[0]
-    costs[first.name] = seconds / 2 * (3 if first.grad else 1)
+    costs = dict.fromkeys([op.outputs[0].name for op in stage.ops], OpSeconds(0.0, 0.0))
+    costs[stage.ops[0].outputs[0].name] = OpSeconds(seconds / 2, seconds)
     found = hidden_seconds(todo, [stage], [Transfer((ends,)), Transfer((ends,))], costs)
     assert found == pytest.approx(share * seconds)
 

@@ -178,4 +178,4 @@ def test_a_cluster_prices_all_of_a_plan_whatever_is_in_use_when_it_is_looked_at(
         priced = [(row.name, row.seconds) for row in flow.Plan.read(grid).check(Blocks(4), X).report.moves]
     assert [(row.name, row.seconds) for row in made.report.moves] == priced
     assert max(seconds for _, seconds in priced) < 60e-6  # what a message takes to start on a CPU
-    assert "60 us" not in made.report.full()
+    assert " 60 us" not in made.report.full()

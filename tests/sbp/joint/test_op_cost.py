@@ -1,80 +1,55 @@
-"""FLOPs of ops, as torch itself counts them."""
+"""Seconds of ops by what a device reaches."""
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from sbpflow.nn.graph.capture.trace import trace
-from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.joint.op_cost import flops, is_view
+from sbpflow.placement import Calibration, Device, cluster
+from sbpflow.sbp.call import Call
+from sbpflow.sbp.joint.op_cost import alone, bytes_of, rate, seconds
+from sbpflow.sbp.kernels.kernels import kernels_of
 
 aten = torch.ops.aten
-X, Y, Z = torch.ones(3, 4, 5), torch.ones(3, 5, 6), torch.ones(6, 7)
-IMAGE, KERNEL = torch.ones(2, 4, 8, 8), torch.ones(6, 4, 3, 3)
-CALLS: dict[str, tuple[Any, ...]] = {
-    "mm": (aten.mm.default, X[0], Y[0]),
-    "linear": (aten.linear.default, X, torch.ones(7, 5), torch.ones(7)),
-    "bmm": (aten.bmm.default, X, Y),
-    "matmul": (aten.matmul.default, X[:, None], Y[:, None]),
-    "tensordot": (aten.tensordot.default, X, Y.permute(1, 0, 2), [0, 2], [1, 0]),
-    "einsum": (aten.einsum.default, "bij,bjk->bik", [X, Y]),
-    "einsum, summed": (aten.einsum.default, "bij,bjk->ik", [X, Y]),
-    "einsum, no result named": (aten.einsum.default, "bij, bjk", [X, Y]),
-    "einsum of three": (aten.einsum.default, "bij,bjk,kl->bil", [X, Y, Z]),
-    "einsum with dots": (aten.einsum.default, "...ij,...jk->...ik", [X, Y]),
-    "conv2d": (aten.conv2d.default, IMAGE, KERNEL),
-    "conv2d in groups": (aten.conv2d.default, IMAGE, KERNEL[:, :2], None, [1, 1], [0, 0], [1, 1], 2),
-    "conv_transpose2d": (aten.conv_transpose2d.input, IMAGE, KERNEL.transpose(0, 1)),
-}
+X, Y = torch.ones(3, 4, 5), torch.ones(3, 5, 6)
+SHEET = Device("sheet", {"float32": 1e3, "bfloat16": 4e3}, 1e9, 1e2)
+CONSTANTS = Calibration(0.5, 0.25, 0.01, "here", 0.0, attention=0.2)
+FITTED = replace(SHEET, fitted=CONSTANTS)
+PRODUCT = Call(aten.mm.default, (X[0], Y[0]), {}, (torch.ones(4, 6),))
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_flops_are_those_that_torch_counts(call: tuple[Any, ...]) -> None:
-    op, *args = call
-    with FlopCounterMode(display=False) as counter:
-        out = op(*args)
-    assert flops(Call(op, tuple(args), {}, tuple(tensors_in(out)))) == counter.get_total_flops() > 0
+def test_a_product_of_a_fitted_device_computes_reads_and_is_launched() -> None:
+    flops, read = 2 * 4 * 5 * 6, 4 * (4 * 5 + 5 * 6 + 4 * 6)
+    assert alone(PRODUCT, FITTED) == pytest.approx(flops / 500 + read / 25 + 0.01)
+    assert alone(PRODUCT, SHEET) == pytest.approx(max(flops / 1e3, read / 1e2))
 
 
-def test_flops_of_products_in_groups_of_batches_and_of_bilinear_forms() -> None:
-    """Torch counts none of these."""
-    rows, experts = torch.ones(12, 5), torch.ones(3, 5, 6)
-    assert flops(Call(aten._grouped_mm.default, (rows, experts), {}, (torch.ones(12, 6),))) == 2 * 12 * 5 * 6
-    assert flops(Call(aten._grouped_mm.default, (rows.T, torch.ones(12, 6)), {}, (experts,))) == 2 * 12 * 5 * 6
-    weight = torch.ones(7, 4, 5)
-    form = Call(aten.bilinear.default, (torch.ones(3, 4), torch.ones(3, 5), weight), {}, (torch.ones(3, 7),))
-    assert flops(form) == 2 * 3 * 7 * 4 * 5
-    added = Call(aten.addbmm.default, (torch.ones(4, 6), X, Y), {}, (torch.ones(4, 6),))
-    assert flops(added) == 2 * 3 * 4 * 5 * 6
+def test_both_ways_of_what_ranks_share() -> None:
+    """Each has half of the FLOPs, and its bytes; launches are not shared."""
+    held = [size / 2 for size in bytes_of(PRODUCT)]
+    kernels = kernels_of(PRODUCT, (True, True))
+    one = seconds(kernels, bytes_of(PRODUCT), 1, torch.float32, FITTED)
+    half = seconds(kernels, held, 2, torch.float32, FITTED)
+    assert one.backward == pytest.approx(2 * one.forward)
+    assert half.forward == pytest.approx((one.forward - 0.01) / 2 + 0.01)
 
 
-def test_a_sum_of_one_operand_is_no_product() -> None:
-    assert flops(Call(aten.einsum.default, ("bij->i", [X]), {}, (torch.ones(4),))) == 0
+def test_rates_are_by_dtype_and_attention_has_its_own() -> None:
+    assert rate(SHEET, torch.bfloat16) == 4e3
+    assert rate(SHEET, torch.float16) == 1e3  # unknown ones are as float32
+    assert rate(FITTED, torch.bfloat16, attention=True) == pytest.approx(0.2 * 4e3)
+    plain = replace(FITTED, fitted=replace(CONSTANTS, attention=None))
+    assert rate(plain, torch.bfloat16, attention=True) == rate(plain, torch.bfloat16) == 2e3
 
 
-def test_a_view_is_one_by_its_schema_and_its_memory() -> None:
-    """Layers that are alike share fakes, so that the sum at the end of one is the fake that went into it."""
-    assert is_view(Call(aten.view.default, (X, [12, 5]), {}, (X.view(12, 5),)))
-    assert not is_view(Call(aten.reshape.default, (X.mT, [60]), {}, (X.mT.reshape(60),)))
-    # The parts of an op that was taken apart, and the ops of a micro-batch, have fakes of their own.
-    assert is_view(Call(aten.reshape.default, (X, [60]), {}, (torch.empty(60),)))
-    assert not is_view(Call(aten.reshape.default, (X.mT, [60]), {}, (torch.empty(60),)))
-    assert not is_view(Call(aten.add.Tensor, (X, Y.mT[..., :5]), {}, (X,)))
+def test_a_small_product_reaches_less_of_a_card_than_a_large_one() -> None:
+    card = cluster("a100x8").device
 
+    def share(n: int) -> float:
+        x = torch.empty(n, n, dtype=torch.bfloat16, device="meta")
+        return 2 * n**3 / alone(Call(aten.mm.default, (x, x), {}, (x,)), card) / card.flops["bfloat16"]
 
-def test_sums_at_the_end_of_alike_layers_are_computed_in_each() -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = x + self.inner(x)
-            return y
-
-    model = nn.Sequential(*(Layer() for _ in range(5)))
-    logical, _ = trace(model, (torch.ones(3, 4),), {}, {"": model})
-    assert [is_view(logical.call(op)) for op in logical.ops] == [False] * 10
+    shares = [share(2**k) for k in range(7, 15)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.01
+    assert 0.75 < shares[-1] < 0.782

@@ -58,7 +58,9 @@ def test_the_costs_of_all_chunks_are_those_that_signatures_were_chosen_by(schedu
     assert sum(c.forward + c.backward + c.weight for c in costs) == pytest.approx(step.explain().compute)
     assert all(c.hop > 0 for c in costs[:-1])
     assert costs[0].forward > 1.5 * costs[-1].forward or schedule != "interleaved"  # 2048 against 1024 hidden
-    assert all(2 * c.forward == pytest.approx(c.backward + c.weight) for c in costs)
+    ratios = [(c.backward + c.weight) / c.forward for c in costs]
+    assert 1.4 < ratios[0] < 1.6  # a layer of samples, which want no gradient, and one like the others
+    assert ratios[1:] == pytest.approx([2.0] * (len(costs) - 1), rel=0.05)
 
 
 def test_a_stage_of_several_ranks_pays_for_its_own_moves_and_for_gradients_once() -> None:
