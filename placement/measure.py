@@ -4,6 +4,8 @@
     without            measure(4)       so many processes of this machine, which are started for it
 
 seconds of an exchange  =  latency + bytes / bandwidth
+
+With `kernels`, what devices reach is timed behind that: all ranks compute at once (`compute/`).
 """
 
 import json
@@ -23,8 +25,11 @@ import torch
 import torch.distributed as dist
 
 from .cluster import Cluster, preset_here
+from .compute.hosts import devices_of, unlike
+from .compute.timing import KernelTime, kernel_times
 from .device import card_here, family
 from .errors import PlacementError, TransportError
+from .hardware import Device
 from .network.fit import fit
 from .network.hosts import Hosts, RunHosts
 from .network.levels import PairLink, measured_levels
@@ -54,14 +59,18 @@ class LinkTimes:
     type: str = "cpu"
     when: str = ""
     left: int = 0  # rounds for which there was no time
+    devices: tuple[Device, ...] = ()  # of each host, where kernels were timed
 
     def cluster(self) -> Cluster:
-        """The preset of the devices with the levels that were found in place of its own."""
+        """The preset of the devices with the levels, and the devices, that were found in place of its own."""
         preset = preset_here(self.type)
         levels, links = measured_levels(self.hosts, self.links, preset.levels[0])
         many = ", ".join(f"{name} ({len(g)})" for name, g in zip(self.names, self.hosts.groups, strict=True))
         origin = f"measured {self.when} on {many}" if self.when else ""
-        return replace(preset, name="measured", levels=levels, links=links, origin=origin)
+        found = replace(preset, name="measured", levels=levels, links=links, origin=origin)
+        if not self.devices:
+            return found
+        return replace(found, device=self.devices[0], devices=unlike(self.hosts, self.devices))
 
     def __str__(self) -> str:
         found, preset = self.cluster(), preset_here(self.type)
@@ -80,15 +89,31 @@ class LinkTimes:
         for level in preset.levels:
             name = f"preset's {level.name}"
             lines.append(f"  {name:<18}  {level.latency * 1e6:>10.1f}  {level.bandwidth / 1e6:>14.1f}")
+        for name, device in zip(self.names, self.devices, strict=False):
+            lines += _reached(name, device)
         return "\n".join(lines)
+
+
+def _reached(host: str, device: Device) -> list[str]:
+    """Lines on what a host's device reaches."""
+    found = device.fitted
+    assert found is not None, "devices here were fitted"
+    lines = [f"device of {host}, all ranks computing at once"]
+    for dtype, peak in device.flops.items():
+        lines.append(f"  {dtype:<18}  {peak * found.product / 1e9:>10.1f} GFLOP/s")
+    lines.append(f"  {'memory':<18}  {device.memory_bandwidth * found.memory / 1e9:>10.1f} GB/s")
+    lines.append(f"  {'launch':<18}  {found.launch * 1e6:>10.1f} us")
+    if found.attention is not None:
+        lines.append(f"  {'attention':<18}  {found.attention * 100:>10.1f} % of the peak")
+    return [*lines, f"  {'error':<18}  {found.error * 100:>10.1f} % in the median, on sizes that were left out"]
 
 
 def counted(many: int, what: str) -> str:
     return f"{many} {what}{'s' * (many != 1)}"
 
 
-def measure_run() -> LinkTimes:
-    """Time the links of this run, on all ranks of it; every rank gets the same.
+def measure_run(*, kernels: bool = False) -> LinkTimes:
+    """Time the links of this run, on all ranks of it, and kernels where that is asked; every rank gets the same.
 
     Where a rank does not answer, the others get a TransportError that names it.
     """
@@ -99,9 +124,12 @@ def measure_run() -> LinkTimes:
     device = card.device(None) if card else torch.device("cpu")
     try:
         found, left = timed(here.rank, here.run.hosts, device)
+        times = _each_ranks(kernel_times(device, _meet)) if kernels else []
     except RuntimeError as error:
         raise TransportError(_silent(here.rank, here.run, error)) from error
-    return LinkTimes(here.run.hosts, here.run.names, found, device.type, now(), left)
+    when = now()
+    devices = devices_of(here.run.hosts, here.run.names, times, device.type, when) if times else ()
+    return LinkTimes(here.run.hosts, here.run.names, found, device.type, when, left, devices)
 
 
 def timed(rank: int, hosts: Hosts, device: torch.device) -> tuple[tuple[PairLink, ...], int]:
@@ -179,6 +207,21 @@ def _most(seconds: Sequence[float]) -> list[float]:
     return found
 
 
+def _meet() -> None:
+    """Return once all ranks have come to here."""
+    _most([0.0])
+
+
+def _each_ranks(mine: Sequence[KernelTime]) -> list[list[KernelTime]]:
+    """The times of each rank, which all have timed the same kernels."""
+    said = torch.tensor([time.seconds for time in mine], dtype=torch.float64, device="cpu")
+    every = [torch.empty_like(said) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(every, said, async_op=True)
+    assert work is not None
+    work.wait(timedelta(seconds=ANSWER))
+    return [[time._replace(seconds=s) for time, s in zip(mine, each.tolist(), strict=True)] for each in every]
+
+
 def _silent(rank: int, run: RunHosts, error: Exception) -> str:
     """The ranks that do not answer, by what those who do have left in the store."""
     hosts, size = run.hosts, len(run.hosts.numbers)
@@ -200,15 +243,16 @@ def _silent(rank: int, run: RunHosts, error: Exception) -> str:
     return f"the links were not measured: no answer of {who}\n  ended, stuck, or its host cannot be reached"
 
 
-def measure(ranks: int = 2, *, timeout: float = 120.0) -> LinkTimes:
-    """Time exchanges between that many Gloo processes of this machine; none of them outlives the call.
+def measure(ranks: int = 2, *, timeout: float = 120.0, kernels: bool = False) -> LinkTimes:
+    """Time exchanges between that many Gloo processes of this machine, and kernels where that is asked; no process
+    outlives the call.
 
     A process that fails, or a run of more than `timeout` seconds, raises TransportError with what it said.
     """
     if ranks < 2:
         raise PlacementError(f"cannot measure between {ranks} ranks\n  a transport needs at least 2")
     with tempfile.TemporaryDirectory(prefix="sbpflow-measure-") as folder:
-        job = {"ranks": ranks, "folder": folder}
+        job = {"ranks": ranks, "folder": folder, "kernels": kernels}
         # Not multiprocessing: spawn would run the caller's script a second time; fork breaks under threads.
         code = f"import importlib; importlib.import_module({__name__!r}).run_rank()"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -220,9 +264,12 @@ def measure(ranks: int = 2, *, timeout: float = 120.0) -> LinkTimes:
                 running.append(Popen(command, stdout=log, stderr=log, stdin=DEVNULL, env=environment))
                 cleanup.callback(_end, running[-1])
             _wait(running, folder, timeout)
-        said = json.loads(Path(folder, "links.json").read_text())
-    links = tuple(PairLink(tuple(hosts), *figures) for hosts, *figures in said)
-    return LinkTimes(Hosts((0,) * ranks), ("this machine",), links, when=now())
+        said = json.loads(Path(folder, "found.json").read_text())
+    links = tuple(PairLink(tuple(hosts), *figures) for hosts, *figures in said["links"])
+    hosts, names, when = Hosts((0,) * ranks), ("this machine",), now()
+    times = [[KernelTime(*time) for time in each] for each in said["times"]]
+    devices = devices_of(hosts, names, times, "cpu", when) if times else ()
+    return LinkTimes(hosts, names, links, when=when, devices=devices)
 
 
 def now() -> str:
@@ -262,8 +309,9 @@ def run_rank() -> None:
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     try:
         links, _ = timed(rank, Hosts((0,) * ranks), torch.device("cpu"))
+        times = _each_ranks(kernel_times(torch.device("cpu"), _meet)) if job["kernels"] else []
     finally:
         dist.destroy_process_group()
     if rank == 0:
         said = [(link.hosts, link.latency, link.bandwidth, link.ranks) for link in links]
-        Path(folder, "links.json").write_text(json.dumps(said))
+        Path(folder, "found.json").write_text(json.dumps({"links": said, "times": times}))

@@ -38,15 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def doctor(*, measuring: bool, ranks: int | None, save: Path | None) -> None:
-    """Print what is here and what is missing, and measure links: of the run, or between so many local processes."""
+def doctor(*, measuring: str | None, ranks: int | None, save: Path | None) -> None:
+    """Print what is here and what is missing, and measure: links of the run, or between so many local processes, and
+    what their devices reach; or the links alone."""
     from .placement.doctor import report
     from .placement.measure import measure, measure_run
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and measuring:
         if ranks is not None:
             raise PlacementError("--ranks N starts processes of this machine\n  under torchrun, its own are measured")
-        measured, save = measure_run(), save or Path("cluster.toml")
+        measured, save = measure_run(kernels=measuring == "all"), save or Path("cluster.toml")
         if os.environ["RANK"] != "0":
             return
         print(f"{report()}\n\n{measured}")
@@ -54,7 +55,7 @@ def doctor(*, measuring: bool, ranks: int | None, save: Path | None) -> None:
         print(report())
         if not measuring:
             return
-        measured = measure(2 if ranks is None else ranks)
+        measured = measure(2 if ranks is None else ranks, kernels=measuring == "all")
         print(f"\n{measured}")
     if save is not None:
         measured.cluster().save(save)
@@ -80,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     healing = commands.add_parser("doctor", help="say what this machine has and what is missing")
     healing.add_argument(
-        "--measure", action="store_true", help="time the links of a run under torchrun, or of this machine"
+        "--measure",
+        nargs="?",
+        const="all",
+        choices=("all", "links"),
+        help="time the links of a run under torchrun, or of this machine, and what devices reach, or links alone",
     )
     healing.add_argument("--ranks", type=int, metavar="N", help="without torchrun, how many processes (2)")
     healing.add_argument(

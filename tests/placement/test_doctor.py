@@ -79,7 +79,8 @@ def test_doctor_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_saves_what_it_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def pretend(ranks: int) -> LinkTimes:
+    def pretend(ranks: int, kernels: bool) -> LinkTimes:
+        assert kernels
         return LinkTimes(Hosts((0,) * ranks), ("here",), (PairLink((0,), 7e-5, 3e9, 1),))
 
     monkeypatch.setattr(sys.modules[LinkTimes.__module__], "measure", pretend)

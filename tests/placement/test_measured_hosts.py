@@ -35,7 +35,7 @@ with open(f"{sys.argv[1]}/{init().rank}", "w") as said:
 def test_what_is_measured_is_what_was_set(which: str, tmp_path: Path) -> None:
     hosts, trunk, expected = NETWORKS[which]
     with Network(hosts, trunk=trunk) as net:
-        command = ("-m", "sbpflow", "doctor", "--measure", "--out", str(tmp_path / "links.toml"))
+        command = ("-m", "sbpflow", "doctor", "--measure", "links", "--out", str(tmp_path / "links.toml"))
         ended = [process.wait(200) for process in net.torchrun(*command, out=DEVNULL).values()]
     assert not any(ended)
     inside, *between = cluster(tmp_path / "links.toml").levels

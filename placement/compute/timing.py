@@ -1,0 +1,170 @@
+"""Times of kernels on one device: products by size, fused attention, pointwise ops, empty kernels, copies to the host.
+
+All ranks of a host run the same kernel at once, again and again for a while, as cores, caches and memory are shared in
+a step too. Of several runs the quickest counts, since other work on the machine only ever adds time.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ..device import family
+
+__all__ = ["KernelTime", "kernel_times"]
+
+Kind = Literal["product", "attention", "pointwise", "launch", "copy"]
+WHILE = 0.05  # seconds of a run: long against the slices in which ranks share a core
+RUNS = 3
+
+
+class KernelTime(NamedTuple):
+    """A kernel, and its mean seconds in the quickest run: FLOPs, and bytes read and written."""
+
+    kind: Kind
+    dtype: str
+    flops: float
+    bytes: float
+    seconds: float
+
+
+Make = Callable[[], Callable[[], object]]  # a kernel, with its tensors
+
+
+class _Case(NamedTuple):
+    kind: Kind
+    dtype: torch.dtype
+    flops: float
+    bytes: float
+    make: Make
+
+
+# Rows, columns and what is summed over. Squares tell the rate, and the others that of layers.
+PRODUCTS = {
+    False: [
+        *((64, 64, 64), (128, 128, 128), (256, 256, 256), (32, 512, 512), (256, 512, 128)),
+        *((384, 384, 384), (64, 1024, 512), (512, 512, 512), (1024, 256, 256), (512, 128, 1024)),
+    ],
+    True: [
+        *((256, 256, 256), (1024, 1024, 1024), (2048, 2048, 2048), (512, 4096, 4096), (4096, 4096, 1024)),
+        *((4096, 4096, 4096), (64, 8192, 8192), (2048, 8192, 2048), (8192, 8192, 8192), (4096, 14336, 4096)),
+    ],
+}
+DTYPES = {
+    False: (torch.float32, torch.float64, torch.bfloat16),
+    True: (torch.bfloat16, torch.float16, torch.float32),
+}
+# Samples, heads, words and features of a head.
+ATTENTIONS = {
+    False: [(1, 4, 128, 32), (2, 4, 128, 64), (1, 4, 256, 64), (2, 8, 256, 32)],
+    True: [(2, 16, 1024, 64), (4, 16, 1024, 128), (1, 32, 4096, 128), (2, 16, 2048, 128)],
+}
+ELEMENTS = {
+    False: [2**14, 2**16, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23],
+    True: [2**20, 2**22, 2**24, 2**25, 2**26, 2**27],
+}
+COPIED = {False: 2**23, True: 2**26}  # bytes
+
+
+def kernel_times(device: torch.device, together: Callable[[], None]) -> list[KernelTime]:
+    """The times of all kernels on a device; every rank calls it, and `together` returns once all are there."""
+    found = []
+    with torch.no_grad():
+        for case in _cases(device):
+            run = case.make()
+            run()  # what comes first only
+            seconds = inf
+            for _ in range(RUNS):
+                together()
+                seconds = min(seconds, _mean(run, device))
+            name = str(case.dtype).removeprefix("torch.")
+            found.append(KernelTime(case.kind, name, case.flops, case.bytes, seconds))
+    return found
+
+
+def _mean(run: Callable[[], object], device: torch.device) -> float:
+    """Mean seconds of a kernel that runs again and again for a while. On a card its own clock tells, once: the queue is
+    never empty meanwhile, and nobody waits for a kernel."""
+    kind = family(device.type)
+    if not kind.card:
+        return _repeated(run, WHILE)
+    kind.module.synchronize()
+    many = max(1, int(WHILE / max(_repeated(run, 0.0), 1e-6)))
+    kind.module.synchronize()
+    first, last = (kind.module.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(many):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) * 1e-3 / many
+
+
+def _repeated(run: Callable[[], object], least: float) -> float:
+    many, each, start = 0, 1, time.perf_counter()
+    while True:
+        for _ in range(each):
+            run()
+        many += each
+        spent = time.perf_counter() - start
+        if spent >= least:
+            return spent / many
+        each = max(1, min(many, 1000))  # so that looking at the clock takes no time beside what is timed
+
+
+def _cases(device: torch.device) -> Iterator[_Case]:
+    card = family(device.type).card
+    tiny = torch.zeros(8, device=device)
+    yield _Case("launch", torch.float32, 0.0, 0.0, lambda: lambda: torch.add(tiny, tiny))
+    small = torch.zeros(4, 4, device=device)
+    yield _Case("launch", torch.float32, 0.0, 0.0, lambda: lambda: torch.mm(small, small))
+    for dtype in DTYPES[card]:
+        for rows, columns, inner in PRODUCTS[card]:
+            size = (rows * columns + rows * inner + columns * inner) * dtype.itemsize
+            make = _product(rows, columns, inner, dtype, device)
+            yield _Case("product", dtype, 2.0 * rows * columns * inner, size, make)
+    dtype = DTYPES[card][0]
+    for shape in ATTENTIONS[card]:
+        samples, heads, words, wide = shape
+        flops = 0.5 * 4 * samples * heads * words * words * wide  # causal
+        size = 4 * samples * heads * words * wide * dtype.itemsize
+        yield _Case("attention", dtype, flops, size, _attention(shape, dtype, device))
+    for many in ELEMENTS[card]:
+        yield _Case("pointwise", torch.float32, 0.0, 3.0 * many * 4, _sum(many, device))
+    yield _Case("copy", torch.uint8, 0.0, COPIED[card], _copy(COPIED[card], device))
+
+
+def _product(rows: int, columns: int, inner: int, dtype: torch.dtype, device: torch.device) -> Make:
+    def make() -> Callable[[], object]:
+        x, weight = (torch.randn(n, inner, device=device).to(dtype) for n in (rows, columns))
+        return lambda: F.linear(x, weight)
+
+    return make
+
+
+def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Make:
+    def make() -> Callable[[], object]:
+        q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return make
+
+
+def _sum(many: int, device: torch.device) -> Make:
+    def make() -> Callable[[], object]:
+        x, y = (torch.randn(many, device=device) for _ in range(2))
+        return lambda: torch.add(x, y)
+
+    return make
+
+
+def _copy(size: int, device: torch.device) -> Make:
+    def make() -> Callable[[], object]:
+        here = torch.zeros(size, dtype=torch.uint8, device=device)
+        host = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=device.type != "cpu")
+        return lambda: host.copy_(here, non_blocking=True)
+
+    return make

@@ -1,0 +1,101 @@
+"""Constants of a device by times of kernels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sbpflow.placement import Calibration, Device, PlacementError, cluster
+from sbpflow.placement.compute import timing
+from sbpflow.placement.compute.fit import fitted_device, mean_times
+from sbpflow.placement.compute.hosts import devices_of, unlike
+from sbpflow.placement.compute.timing import KernelTime, kernel_times
+from sbpflow.placement.network.hosts import Hosts
+
+LAUNCH, MEMORY, RATES, ATTENTION, HOST = 2e-6, 1e11, {"float32": 2e12, "float64": 5e11}, 5e11, 1e10
+SIZES = (32, 64, 128, 256, 512, 1024)
+
+
+def of_a_device(slower: float = 1.0) -> list[KernelTime]:
+    """The times of a device that keeps exactly to the formula."""
+    rows = [KernelTime("launch", "float32", 0.0, 0.0, slower * LAUNCH)] * 2
+    for dtype, rate in RATES.items():
+        for n in SIZES:
+            work, size = 2.0 * n**3, 12.0 * n**2
+            rows.append(KernelTime("product", dtype, work, size, slower * (work / rate + size / MEMORY + LAUNCH)))
+    for n in SIZES:
+        work, size = 64.0 * n**2, 256.0 * n
+        seconds = slower * (work / ATTENTION + size / MEMORY + LAUNCH)
+        rows.append(KernelTime("attention", "float32", work, size, seconds))
+        rows.append(KernelTime("pointwise", "float32", 0.0, 12.0 * n**2, slower * (12.0 * n**2 / MEMORY + LAUNCH)))
+    return [*rows, KernelTime("copy", "uint8", 0.0, 1e6, 1e6 / HOST)]
+
+
+SHEET = Device("sheet", {"float32": 4e12, "float64": 1e12, "int8": 1e13}, 1.0, 2e11)
+
+
+def test_shares_of_a_datasheet_come_back() -> None:
+    found = fitted_device(SHEET, of_a_device(), "here", known=True)
+    assert (found.flops, found.memory_bandwidth) == (SHEET.flops, SHEET.memory_bandwidth)
+    assert found.host_bandwidth == pytest.approx(HOST)
+    fitted = found.fitted or Calibration(1, 1, 0, "", 0)
+    figures = fitted.product, fitted.memory, fitted.launch, fitted.attention
+    assert figures == pytest.approx((0.5, 0.5, LAUNCH, 0.125))
+    assert fitted.source == "here"
+    assert fitted.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_of_a_device_without_a_datasheet_the_peaks_are_what_it_reaches() -> None:
+    found = fitted_device(SHEET, of_a_device(), "here", known=False)
+    assert found.flops == pytest.approx({**RATES, "int8": 1e13})
+    assert found.memory_bandwidth == pytest.approx(MEMORY)
+    fitted = found.fitted or Calibration(1, 1, 0, "", 0)
+    assert (fitted.product, fitted.memory) == pytest.approx((1.0, 1.0))
+    assert fitted.attention == pytest.approx(ATTENTION / RATES["float32"])
+
+
+def test_the_error_is_that_of_sizes_that_were_left_out() -> None:
+    """Every other size takes a quarter longer than the others say."""
+    times = of_a_device()
+    products = [at for at, time in enumerate(times) if time.kind == "product"]
+    for at in products[1::2]:
+        times[at] = times[at]._replace(seconds=times[at].seconds * 1.25)
+    only = [time for time in times if time.kind != "attention" and (time.kind != "pointwise" or time.bytes < 1e5)]
+    fitted = fitted_device(SHEET, only, "here", known=True).fitted
+    assert fitted is not None
+    assert fitted.error == pytest.approx(0.2)
+
+
+def test_kernels_that_take_no_longer_than_their_launch_are_refused() -> None:
+    times = [time._replace(seconds=LAUNCH / 2) if time.kind == "product" else time for time in of_a_device()]
+    with pytest.raises(
+        PlacementError, match="product kernels of float32 took no longer than their launches\n  measure"
+    ):
+        fitted_device(SHEET, times, "here", known=True)
+
+
+def test_hosts_that_are_slower_have_devices_of_their_own() -> None:
+    hosts = Hosts((0, 0, 1, 1))
+    rows = [of_a_device(), of_a_device(), of_a_device(2.0), of_a_device(2.0)]
+    devices = devices_of(hosts, ("a", "b"), rows, "cpu", "today")
+    assert devices[0].flops["float32"] == pytest.approx(2 * devices[1].flops["float32"])
+    assert "of b, today, torch" in (devices[1].fitted or Calibration(1, 1, 0, "", 0)).source
+    (other,) = unlike(hosts, devices)
+    assert (other.ranks, other.device) == ((2, 3), devices[1])
+    assert unlike(hosts, (devices[0], replace(devices[0], memory_bandwidth=0.95 * MEMORY))) == ()
+
+
+def test_ranks_count_in_the_mean() -> None:
+    assert [time.seconds for time in mean_times([of_a_device(), of_a_device(3.0)])][:1] == pytest.approx([2 * LAUNCH])
+
+
+def test_kernels_of_this_machine_are_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "WHILE", 1e-4)
+    monkeypatch.setattr(timing, "RUNS", 1)
+    met: list[int] = []
+    times = kernel_times(torch.device("cpu"), lambda: met.append(1))
+    assert len(met) == len(times)
+    assert all(time.seconds > 0 for time in times)
+    fitted = fitted_device(cluster("cpu").device, times, "here", known=False).fitted
+    assert fitted is not None
+    assert fitted.product == 1.0
