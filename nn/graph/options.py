@@ -40,6 +40,7 @@ class GivenOptions(TypedDict, total=False):
     post_validation: bool
     draws: DrawScope
     cuda_graph: bool
+    hold: Sequence[str]
     name: str | None
 
 
@@ -64,6 +65,7 @@ class Options:
     draws             whose random numbers micro-batches have: pieces of the batch's, which are those of one device and
                       are held until the step ends, or each its own, which take no memory
     cuda_graph        whether the step is recorded as a graph of its card, and replayed from its third call on
+    hold              paths of modules in which flows that nobody names follow from those that are, and are not chosen
     """
 
     placement: Placement | None = None
@@ -82,6 +84,7 @@ class Options:
     post_validation: bool = False
     draws: DrawScope = "batch"
     cuda_graph: bool = False
+    hold: Sequence[str] = ()
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +119,10 @@ class Options:
             raise SbpError(
                 "cuda_graph=True is said of a step in micro-batches, whose actors the host runs\n"
                 "  leave cuda_graph= out; or micro_batches=, schedule= and slices="
+            )
+        if isinstance(self.hold, str) or not all(isinstance(path, str) for path in self.hold):
+            raise SbpError(
+                f"hold={self.hold!r}\n  give it paths of modules, as in hold=['layers']; [''] is the whole step"
             )
         self._check_ends()
         self._check_left()

@@ -219,6 +219,7 @@ class Passes:
             encoders=compressed_grads(self.modules, self.options.compress),
             rounds=rounds and rounds(where),
             compiled=compiled_types(self.options.backend),
+            held=tuple(self.options.hold),
         )
         regather = self.options.backend != "autograd"
         known = known or KnownOptions()

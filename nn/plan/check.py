@@ -20,6 +20,7 @@ from ...boxing.graph.report.report import Report
 from ...placement import Cluster, cluster, default_cluster, use_cluster
 from ...placement.errors import SbpError
 from ...placement.hardware import RESERVED, Device
+from ...sbp.joint.solver.propagation import Changed, changed
 from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
@@ -47,6 +48,7 @@ class Checked:
     memory: int
     findings: Sequence[Expectation]
     device: Device
+    changed: Changed | None = None  # from what lines say by themselves, where flows were chosen
 
     @property
     def fits(self) -> bool:
@@ -66,6 +68,7 @@ class Checked:
             *([] if self.fits else [f"  does not fit: {room(self.device)}"]),
             *([f"  frozen {self.report.frozen}"] if self.report.frozen else ()),
             *(f"  {line}" for line in self.report.idle),
+            *([f"  {self.changed}"] if self.changed else ()),
             *(f"  {finding}" for finding in self.findings),
         ]
         return "\n".join(lines)
@@ -80,6 +83,7 @@ class Checked:
                 {"direction": m.direction, "route": m.route, "count": m.count, "bytes": m.bytes, "seconds": m.seconds}
                 for m in self.moves
             ],
+            "changed": self.changed and self.changed._asdict(),
             "expect": [{"line": str(f.line), "found": f.found, "holds": f.holds} for f in self.findings],
             "report": self.report.dict(),
         }
@@ -141,7 +145,9 @@ def checked_step(
     found = findings(plan, step, others)
     whole = grids_of(plan, ranks, model).whole
     device = default_cluster(whole.type).device_of(whole)
-    return Checked(plan, report, seconds, report.memory.fullest if report.memory else 0, found, device)
+    decided, fullest = step.plan.decided, report.memory.fullest if report.memory else 0
+    other = None if step.plan.options.hold else changed(decided.formulated, decided.logical, decided.solution.choice)
+    return Checked(plan, report, seconds, fullest, found, device, other)
 
 
 def room(device: Device) -> str:

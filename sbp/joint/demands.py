@@ -69,7 +69,8 @@ class Demands:
     once, by the type of device. `encoders` encode gradients: one says that they are summed, but where the parameter is
     said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
     are those of a step in micro-batches. `compiled` are the types of devices on which runs of ops are compiled to one
-    kernel.
+    kernel. In modules that are `held`, by their paths, ops take what follows from pins,
+    whatever another way would cost.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -81,6 +82,7 @@ class Demands:
     rounds: Rounds | None = None
     real_sums: bool = False
     compiled: frozenset[str] = frozenset()
+    held: tuple[str, ...] = ()
 
     def summed_over(self, place: Placement) -> frozenset[int]:
         """The axes along which an encoder is meant to add up."""

@@ -101,5 +101,6 @@ def _key(asked: Choosing) -> Hashable:
         demands.states,
         demands.rounds,
         demands.compiled,
+        demands.held,
     )
     return sources, ops, ends, where, said, asked.limit, asked.regather, asked.enough, clusters, asked.name

@@ -16,6 +16,7 @@ from ....sbp.joint.demands import Demands
 from ....sbp.joint.formulate import Formulated, formulate
 from ....sbp.joint.known_options import KnownOptions
 from ....sbp.joint.placements import Homes
+from ....sbp.joint.solver.propagation import held
 from ....sbp.joint.solver.solve import Solution, Solver
 from ....sbp.logical import Logical, LogicalOp
 from ..memory.account import account
@@ -48,7 +49,8 @@ class Choosing:
         """The problem of the same graph with other ops, or other origins of them."""
         buckets = {name: row.bucket for name, row in FAMILIES.items()}
         demands = replace(self.demands, sharded=self.limit is not None, together=buckets)
-        return formulate(logical, self.where, default_cluster, demands, _Formulas(logical), self.known)
+        made = formulate(logical, self.where, default_cluster, demands, _Formulas(logical), self.known)
+        return held(made, logical, demands.held) if demands.held else made
 
     def posed(self, again: Sequence[str] = ()) -> "PosedGraph":
         """The graph with its problem, where the backward runs such blocks again."""

@@ -122,6 +122,9 @@ def test_a_view_is_one_by_its_schema_and_its_memory() -> None:
     """Layers that are alike share fakes, so that the sum at the end of one is the fake that went into it."""
     assert is_view(Call(aten.view.default, (WIDE, [12, 5]), {}, (WIDE.view(12, 5),)))
     assert not is_view(Call(aten.reshape.default, (WIDE.mT, [60]), {}, (WIDE.mT.reshape(60),)))
+    # The parts of an op that was taken apart, and the ops of a micro-batch, have fakes of their own.
+    assert is_view(Call(aten.reshape.default, (WIDE, [60]), {}, (torch.empty(60),)))
+    assert not is_view(Call(aten.reshape.default, (WIDE.mT, [60]), {}, (torch.empty(60),)))
     assert not is_view(Call(aten.add.Tensor, (WIDE, TALL.mT[..., :5]), {}, (WIDE,)))
 
 

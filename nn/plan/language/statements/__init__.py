@@ -16,6 +16,7 @@ from .expect import ExpectAtMost, ExpectGathered, ExpectMoves
 from .flow import Flow, Input
 from .freeze import Freeze
 from .grid import Grid
+from .hold import Hold
 from .inside import Inside
 from .limit import Limit, Seek
 from .offload import Offload
@@ -28,10 +29,11 @@ from .take import TakePlan
 
 __all__ = [
     "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "ExpectAtMost", "ExpectGathered", "ExpectMoves", "Flow", "Grid",
-    "GridAxis", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek", "Statement", "TakePlan",
+    "GridAxis", "Hold", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek", "Statement",
+    "TakePlan",
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (
     Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Accumulate, Recompute, Offload, Cast, Freeze, Inside, Compress,
-    Limit, Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
+    Hold, Limit, Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
 )  # fmt: skip

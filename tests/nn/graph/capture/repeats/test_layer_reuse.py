@@ -128,7 +128,7 @@ def test_layers_of_other_numbers_are_alike_where_none_is_read(taken: list[Repeat
 
 
 def test_layers_of_other_stages_are_alike(taken: list[Repeats]) -> None:
-    """Where a module is changes no call in it, so that layers of a pipeline are captured once, as those of one place."""
+    """Where a module is changes no call in it: layers of a pipeline are captured once, as those of one place."""
     model = Stack([Block(plain) for _ in range(4)], in_turn)
     whole = flow.placement("cpu", [[0, 1], [2, 3]], ("pipe", "data"))
     flow.nn.pipeline(model.blocks, [whole.at(pipe=0), whole.at(pipe=1)], "1f1b")
