@@ -69,7 +69,7 @@ def combine(terms: Sequence[Tensor], reduction: Reduction, spare: Tensor | None 
     if dtype in CARRIER:
         return combine([t.to(CARRIER[dtype]) for t in terms], reduction).to(dtype)
     if dtype in HALVES and reduction == "sum" and len(terms) > 2:
-        return torch.stack(tuple(terms)).sum(0)  # summed in float32 and rounded once
+        return torch.stack(tuple(terms)).sum(0, dtype=dtype)  # in float32, rounded once, also where autocast would not
     out = PAIRWISE[reduction](terms[0], terms[1], out=spare)
     for term in terms[2:]:
         PAIRWISE[reduction](out, term, out=out)

@@ -21,7 +21,7 @@ from ...sbp.call import Ref, fill, map_tensors, numbered, tensors_in
 from ...sbp.logical import Logical, LogicalOp
 from ...sbp.registry import known
 from ..eager import refusals
-from ..model.recompute.around import replace_around, saving_shards
+from ..model.recompute.around import replace_around, saved_by_turns, saving_shards
 from ..tensors import copies
 from ..tensors.meeting import adopt, meeting, name_of
 from ..tensors.tensor import GlobalTensor
@@ -152,6 +152,7 @@ def install() -> None:
     GlobalTensor.__torch_function__ = classmethod(dispatch)  # type: ignore[assignment,method-assign]
     Function.apply = classmethod(_global_apply)  # type: ignore[assignment,method-assign]
     replace_around(saving_shards)
+    saved_by_turns()
     refusals.install()
     levels.install(dispatch)
     flex_attention.install()

@@ -49,7 +49,7 @@ class Whole(Recipe):
             return self._elsewhere(tensors, partial)
         before = [_versions(held) for held in shards]
         with seeds.watched(where):
-            results = same_random(func, list(each_rank(args, kwargs, shards)), where.type)
+            results = same_random(func, list(each_rank(args, kwargs, shards)), [s.device for s in shards[0]])
         for x, held, stamp in zip(tensors, shards, before, strict=True):
             unseen = self.changes and held[0].is_inference()  # these have no version, so that a write does not show
             if unseen or _versions(held) != stamp or held[0].shape != x.shape:
@@ -177,19 +177,25 @@ def _versions(shards: tuple[Tensor, ...]) -> list[int]:
     return [0 if s.is_inference() else s._version for s in shards]
 
 
-def same_random(func: Any, calls: list[Any], device: str) -> list[Any]:
-    """The function for every rank owned here, each seeing the same random numbers."""
+def same_random(func: Any, calls: list[Any], devices: Sequence[torch.device]) -> list[Any]:
+    """The function for every rank owned here, each seeing the same random numbers on its device.
+
+    Torch's generators are left as one call on the first device leaves them.
+    """
     if len(calls) == 1:
         return [func(*calls[0][0], **calls[0][1])]
-    kind = family(device)
+    kind = family(devices[0].type)
     generators = [g for _, kwargs in calls[:1] for g in kwargs.values() if isinstance(g, torch.Generator)]
-    state, states = kind.random_state(), [g.get_state() for g in generators]
+    state, states = kind.random_state(devices[0]), [g.get_state() for g in generators]
+    others = {device: kind.random_state(device) for device in devices if device != devices[0]}  # cards have their own
     results = []
-    for args, kwargs in calls:
-        kind.set_random_state(state)
+    for (args, kwargs), device in zip(calls, devices, strict=True):
+        kind.set_random_state(state, device)
         for generator, saved in zip(generators, states, strict=True):
             generator.set_state(saved)
         results.append(func(*args, **kwargs))
+    for device, drawn in others.items():
+        kind.set_random_state(drawn, device)
     return results
 
 

@@ -232,6 +232,7 @@ def _bound(
     if way is None:
         where = there(piece.outputs[0].placement, piece.rank)
         return partial(_factory, op.op, piece, where), args, kwargs
+    args, kwargs = mapped((args, kwargs), torch.device, lambda named: _own(named, piece))
     if way.local is None:
         # A piece that was moved lies row by row, of which another view may be a copy.
         return torch.ops.aten.reshape.default if op.op in _VIEWS else op.op, args, kwargs
@@ -239,6 +240,12 @@ def _bound(
         function, mine = way.local.rewrite(piece, *args, **kwargs)
         return function, tuple(mine), {}
     return partial(way.local, piece), args, kwargs
+
+
+def _own(named: torch.device, piece: Piece) -> torch.device:
+    """The device that a call names, such as `to`: of a card, that of the rank and not of the one that was captured."""
+    own = there((*piece.outputs, *piece.inputs)[0].placement, piece.rank)
+    return own if own.type == named.type else named
 
 
 _VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})

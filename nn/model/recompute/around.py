@@ -7,13 +7,14 @@ has it so since 2.14, and before under another name, with settings and arguments
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import islice
+from threading import RLock
 from typing import Any, TypeAlias
 
 from torch.utils import checkpoint
 
 from ...tensors.tensor import GlobalTensor, wrap
 
-__all__ = ["replace_around", "saving_shards"]
+__all__ = ["replace_around", "saved_by_turns", "saving_shards"]
 
 Around: TypeAlias = Callable[..., Iterator[None]]
 
@@ -65,3 +66,23 @@ def saving_shards(recomputing: Around) -> Around:
         return recomputing(again, tuple(parts), kwargs, **settings)
 
     return around
+
+
+def saved_by_turns() -> None:
+    """Hand out what a region saved to one thread at a time.
+
+    Autograd has a thread for each card, and those of cards in one process would run a region again at the same time.
+    """
+    checkpoint._checkpoint_hook = _ByTurns  # type: ignore[misc]
+
+
+class _ByTurns(checkpoint._checkpoint_hook):
+    def __init__(self, frame: Any) -> None:
+        super().__init__(frame)
+        unpack, turn = self.unpack_hook, RLock()
+
+        def unpack_by_turns(held: Any) -> Any:
+            with turn:
+                return unpack(held)
+
+        self.unpack_hook = unpack_by_turns

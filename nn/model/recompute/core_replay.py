@@ -6,6 +6,7 @@ drew. A value is known by where it lies, as autograd saves views, and by how oft
 """
 
 from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -111,20 +112,22 @@ class _Core:
             given = [Lying.of(x) if _memory(x) in known else x for x in taken]
             self.calls.append(_Again(op, numbered([args, kwargs]), given, [_memory(x) for x in outputs], drew))
             known.update(map(_memory, outputs))
+        self.turn = RLock()
         self.memories: dict[int, torch.UntypedStorage] = {}
         self.asked = 0  # how many tensors of it autograd saved, and how many of these it has not taken yet
         self.left = 0
 
     def value(self, lying: Lying) -> Tensor:
         """A tensor that the core made; the last one that is asked for lets all go."""
-        if not self.memories:
-            self._run()
-            self.left = self.asked
-        found = self._put(lying)
-        self.left -= 1
-        if not self.left:
-            self.memories = {}
-        return found
+        with self.turn:  # autograd has a thread for each card, some of which may be of this process
+            if not self.memories:
+                self._run()
+                self.left = self.asked
+            found = self._put(lying)
+            self.left -= 1
+            if not self.left:
+                self.memories = {}
+            return found
 
     @torch.no_grad()
     def _run(self) -> None:
