@@ -183,11 +183,10 @@ class _Formulation:
         """Costs of what is computed beside which weights and their gradients move; nothing where they do not."""
         if not any(edge.hidden is not None for edge in self.edges):
             return ()
-        zeros = {id(node.cost): np.zeros_like(node.cost) for node in self.nodes}
-        return tuple(
-            node.cost if node.kind == "op" and self.beside(self.where.ops[node.index]) else zeros[id(node.cost)]
-            for node in self.nodes
-        )
+        costs = {id(node.cost): node.cost for node in self.nodes}  # where they forbid, infinite room is no number
+        rooms = {key: (np.zeros_like(each), np.where(np.isfinite(each), each, 0.0)) for key, each in costs.items()}
+        beside = [node.kind == "op" and self.beside(self.where.ops[node.index]) for node in self.nodes]
+        return tuple(rooms[id(node.cost)][here] for node, here in zip(self.nodes, beside, strict=True))
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]

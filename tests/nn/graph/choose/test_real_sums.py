@@ -54,7 +54,9 @@ def test_a_whole_gradient_is_no_addend_of_an_encoded_sum(loss: Any, options: dic
     assert not any(map(one_addend, backs))
 
 
-def test_a_step_of_which_nothing_can_be_split_is_told_of() -> None:
+@pytest.mark.parametrize("cluster", ["cpu", "h100x8"])
+def test_a_step_of_which_nothing_can_be_split_is_told_of(cluster: str) -> None:
+    """Where moves are hidden, infinite costs of what is forbidden were taken off each other, which is no number."""
     weight = nn.Linear(5, 5, bias=False)
     flow.nn.compress(weight, flow.encoders.int8())
     made = flow.compile(
@@ -63,5 +65,6 @@ def test_a_step_of_which_nothing_can_be_split_is_told_of() -> None:
         torch.optim.SGD(weight.parameters(), lr=0.1),
         placement=P4,
     )
-    made(torch.eye(5))
+    with flow.use_cluster(flow.cluster(cluster)):
+        made(torch.eye(5))
     assert any("data" in line for line in made.explain().idle)
