@@ -177,7 +177,10 @@ def _wire(name: str) -> str:
 def _limit(space: str, wire: str, rate: float) -> None:
     # A burst of 4 ms: what a switch holds back in its buffers, and no more.
     burst = max(int(rate * 1e6 / 8 * 0.004), 16_000)
-    _in(space, f"tc qdisc replace dev {wire} root tbf rate {rate:g}mbit burst {burst} latency 100ms")
+    # Changed in place, a queue whose first packet is larger than the new burst stands still for ever.
+    with suppress(subprocess.CalledProcessError):
+        _in(space, f"tc qdisc del dev {wire} root")
+    _in(space, f"tc qdisc add dev {wire} root tbf rate {rate:g}mbit burst {burst} latency 100ms")
 
 
 def _sent(space: str, wire: str) -> int:
