@@ -34,7 +34,7 @@ from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.processes import launched, worker
 from benchmarks.parts.tables import judged, ratio
 from sbpflow.nn.files.raw import traffic
-from sbpflow.placement.network.identity import memory_folder
+from sbpflow.placement.network.this_host import memory_folder
 
 RANKS, ROUNDS, WIDTH = 2, 3, 2048
 WHAT = ["save", "load", "save beside"]

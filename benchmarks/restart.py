@@ -23,7 +23,7 @@ from torch import nn
 
 import sbpflow as flow
 from benchmarks.parts.alone import aligned
-from sbpflow.placement.network.identity import memory_folder
+from sbpflow.placement.network.this_host import memory_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS, DIES, WIDTH = 4, 3, 1024

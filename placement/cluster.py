@@ -35,10 +35,6 @@ from .world import joined, world_so_far
 
 __all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
 
-# What each rank sends in a collective that is no ring: to all others, or to those beside it alone.
-_WAYS = {"all_to_all": "pairs", "exchange": "pairs", "all_reduce_once": "pairs"} | dict.fromkeys(
-    ("halo", "halo_sum"), "neighbours"
-)
 IN_FILE = ", file "  # in what is said of a cluster's links, before the path
 
 
@@ -107,9 +103,9 @@ class Cluster:
         hosts carry them. Ranks of one host on its CPU carry it themselves."""
         return any(family(type).card for type in types) or self.level_of(ranks) > 0
 
-    def link(self, placement: Placement, axes: tuple[int, ...], kind: str = "all_gather") -> tuple[float, float]:
-        """Latency of the outermost level that any group along these axes spans, and bytes a second that a rank receives
-        in a collective of this kind.
+    def link(self, placement: Placement, axes: tuple[int, ...], ways: str = "ring") -> tuple[float, float]:
+        """Latency of the outermost level that any group along these axes spans, and bytes a second that a rank gets: in
+        a ring, from all others of its group (`pairs`), or from those beside it (`neighbours`).
 
         Several cards of a group in one node share what leaves it, each over its own adapter.
 
@@ -118,7 +114,6 @@ class Cluster:
         >>> [cluster("a100x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
         [20.0, 240.0, 160.0]
         """
-        ways = _WAYS.get(kind, "ring")
         # The key holds the cluster itself: once this one is gone, its id could be that of another cluster.
         key = ("cluster.link", self, axes, ways)
         known = placement.memo.get(key)

@@ -10,15 +10,15 @@ import mmap
 import os
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import TransportError
 from .network.heartbeat import Heartbeats
-from .network.identity import memory_folder, this_host
 from .network.page import PAGE, Entry, Page, stamp
-from .network.processes import runs
+from .network.this_host import memory_folder, runs, this_host
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -29,11 +29,19 @@ __all__ = ["Ledger"]
 class Ledger:
     """One page a rank. The file is unlinked once all have mapped it, so that a crash leaves nothing behind.
 
-    `silence` are the seconds in which a host that does not answer any more is told; 0 where nobody asks.
+    `silence` are the seconds in which a host that does not answer any more is told; 0 where nobody asks. `wires` gives
+    what is known of the links of each rank's host.
     """
 
-    def __init__(self, rank: int, size: int, store: "Store", silence: float = 0.0) -> None:
-        self.rank, self.store = rank, store
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: "Store",
+        silence: float = 0.0,
+        wires: Callable[[], Sequence[float]] = tuple,
+    ) -> None:
+        self.rank, self.store, self.wires = rank, store, wires
         try:
             self._join(size, silence)
         except RuntimeError as error:
@@ -60,7 +68,8 @@ class Ledger:
         if len(self.local) < size and silence:
             elsewhere = {r: Page(memoryview(bytearray(PAGE))) for r in range(size) if r not in self._pages}
             self._pages |= elsewhere
-            self.heartbeats = Heartbeats(rank, hosts, self._pages, store, silence)
+            known = lambda: dict(zip(hosts, self.wires(), strict=False))  # noqa: E731
+            self.heartbeats = Heartbeats(rank, hosts, self._pages, store, silence, known)
 
     def close(self) -> None:
         """Leave the ranks of other hosts."""

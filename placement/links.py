@@ -12,6 +12,8 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
 from math import ceil, log2, prod
 from typing import NamedTuple, TypeVar
 
@@ -21,11 +23,16 @@ import numpy.typing as npt
 from .cluster import Cluster
 from .device import family
 from .grid import Placement
+from .network.hosts import Hosts
 
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
 EVERYBODY_ADDS = 1.4
 
-__all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks"]
+# From whom a rank receives in a collective that is no ring: from all others, or from those beside it alone.
+WAYS = dict.fromkeys(("all_to_all", "exchange", "all_reduce_once"), "pairs")
+WAYS |= dict.fromkeys(("halo", "halo_sum"), "neighbours")
+
+__all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks", "wires"]
 
 Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
 
@@ -48,7 +55,7 @@ class Links(NamedTuple):
 
     @classmethod
     def of(cls, placement: Placement, cluster: Cluster) -> "Links":
-        links = cls(placement.shape, lambda axes, kind: cluster.link(placement, axes, kind))
+        links = cls(placement.shape, partial(cluster.link, placement))
         # NCCL's own all_reduce is already quick for what is small, and knows hosts; adding up by hand would be a kernel
         # a term.
         if family(placement.type).card:
@@ -56,18 +63,18 @@ class Links(NamedTuple):
         fine = cluster.by_levels(placement)
         if fine is placement:
             return links
-        inner = cls(fine.shape, lambda axes, kind: cluster.link(fine, axes, kind))
+        inner = cls(fine.shape, partial(cluster.link, fine))
         return links._replace(fine=inner, parts=tuple(blocks(placement.shape, fine.shape)))
 
     @property
     def without_latency(self) -> "Links":
         """The same where many moves go at once."""
         fine = self.fine and self.fine.without_latency
-        return self._replace(link=lambda axes, kind: (0.0, self.link(axes, kind)[1]), fine=fine)
+        return self._replace(link=lambda axes, ways: (0.0, self.link(axes, ways)[1]), fine=fine)
 
     def ring(self, axes: tuple[int, ...]) -> tuple[float, float]:
         """Latency and bandwidth where each rank sends to the next one alone."""
-        return self.link(axes, "all_gather")
+        return self.link(axes, "ring")
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)
@@ -97,7 +104,7 @@ class Links(NamedTuple):
 
     def seconds(self, kind: str, axes: tuple[int, ...], moved: Bytes) -> Bytes:
         """The seconds of one collective over `axes` in which the busiest rank receives `moved` bytes."""
-        latency, bandwidth = self.link(axes, kind)
+        latency, bandwidth = self.link(axes, WAYS.get(kind, "ring"))
         n = self.ranks(axes)
         hops: float = ceil(log2(n))
         if kind == "all_reduce":
@@ -122,3 +129,22 @@ def blocks(coarse: Sequence[int], fine: Sequence[int]) -> Iterator[tuple[int, ..
         while prod(fine[start:at]) < size:
             at += 1
         yield tuple(range(start, at))
+
+
+def wires(cluster: Cluster, hosts: Hosts, type: str = "cpu") -> list[float]:
+    """By rank, bytes a second that its host sends by the quickest of its links to others, all ranks at once.
+
+    >>> from .cluster import cluster
+    >>> wires(cluster("two_level"), Hosts((0, 0, 1)))  # in units of that preset: 1/8 a rank, of which most have two
+    [0.25, 0.25, 0.25]
+    """
+    found = [0.0] * hosts.count
+    many = [len(group) for group in hosts.groups]
+    own = {frozenset(link.ranks) for link in cluster.links}
+    for one, other in combinations(range(hosts.count), 2):
+        a, b = hosts.members(one)[0], hosts.members(other)[0]
+        _, bandwidth = cluster.between(Placement(type, (a,), (1,), None), Placement(type, (b,), (1,), None))
+        # As measured ones are written: links of their own for the ranks that both have, levels for the most.
+        wire = bandwidth * (min(many[one], many[other]) if frozenset((a, b)) in own else max(many))
+        found[one], found[other] = max(found[one], wire), max(found[other], wire)
+    return [found[host] for host in hosts.numbers]

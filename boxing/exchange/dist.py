@@ -10,15 +10,20 @@ so that ranks that disagree never meet.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from torch import Tensor
 
+from ...placement.cluster import default_cluster
+from ...placement.device import card_here
+from ...placement.errors import SbpflowError
 from ...placement.ledger import Ledger
-from ...placement.world import at_close, process_group, store, world
+from ...placement.links import wires
+from ...placement.world import World, at_close, process_group, store, world
 from ...sbp.signature import Reduction
 from ..plan import BoxingPlan
 from ..record import purpose, user_line
@@ -41,7 +46,7 @@ class Dist:
         self.rank, self.here = here.rank, here
         self.sent = Sent()
         self.pg = process_group(range(here.size))
-        self.ledger = Ledger(here.rank, here.size, store(), here.silence)
+        self.ledger = Ledger(here.rank, here.size, store(), here.silence, partial(_wires, here))
         self.mail = Mail.open(self.ledger)
         self.watch = Watch(self.ledger, self.pg, here)
         at_close(self.watch.end)
@@ -75,6 +80,10 @@ class Dist:
             if program.group:
                 self.ledger.enter(_key(program.group), (), 0, f"refused: {error}".encode())
                 return
+
+    def slow_links(self) -> tuple[str, ...]:
+        beats = self.ledger.heartbeats
+        return beats.links.lines if beats is not None else ()
 
     def _native(self, job: Errand) -> bool:
         if not job.buffer.is_cpu:
@@ -171,6 +180,14 @@ def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:
     if out is not None:
         keep(program, buffer, out)
     return works, lambda: finish(program, rank, buffer, data.__getitem__, reduction, out, data)
+
+
+def _wires(here: World) -> list[float]:
+    """Bandwidths, as far as known, of the links of each rank's host, if that can be said for this run."""
+    with suppress(SbpflowError):
+        if here.run is not None:
+            return wires(default_cluster(card.name if (card := card_here()) else "cpu"), here.run.hosts)
+    return []
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...placement import Placement
-from ...placement.world import World, device, owned, world
+from ...placement.world import World, device, owned, world, world_so_far
 from ...sbp import Layout
 from ..plan import BoxingPlan
 from ..reductions import identity
@@ -19,7 +19,18 @@ from .buffer import part
 from .slow_link import SlowTransport, open_link
 from .transport import MANY, Errand, InProcess, Transport
 
-__all__ = ["Flight", "exchanges", "land", "run", "steps", "threads_exchange", "token", "transport", "waited"]
+__all__ = [
+    "Flight",
+    "exchanges",
+    "land",
+    "run",
+    "slow_now",
+    "steps",
+    "threads_exchange",
+    "token",
+    "transport",
+    "waited",
+]
 
 Flight: TypeAlias = Generator[None, None, tuple[Tensor, ...]]
 
@@ -48,6 +59,15 @@ def transport() -> Transport:
             _transport = here, Dist()
     link = open_link()
     return _transport[1] if link is None else SlowTransport(_transport[1], link)
+
+
+def slow_now() -> tuple[str, ...]:
+    """Links to other hosts that were found slow while this process exchanged with them, in words."""
+    if _transport is None or _transport[0].rank is None or _transport[0] is not world_so_far():
+        return ()
+    from .dist import Dist
+
+    return _transport[1].slow_links() if isinstance(_transport[1], Dist) else ()
 
 
 def threads_exchange(where: Placement) -> bool:

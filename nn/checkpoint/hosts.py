@@ -14,7 +14,7 @@ from math import prod
 from torch import Tensor
 
 from ...placement.network.hosts import Hosts
-from ...placement.network.identity import this_host
+from ...placement.network.this_host import this_host
 from ...placement.world import world
 from ...sbp import Layout
 from ..files.held import me

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ...placement.errors import FileError, SbpflowError, TransportError
-from ...placement.network.identity import this_host
-from ...placement.network.processes import runs
+from ...placement.network.this_host import runs, this_host
 from ...placement.world import at_close, store, world
 
 __all__ = ["Meeting"]

@@ -7,6 +7,7 @@ from math import inf
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from ...boxing.exchange.execute import slow_now
 from ...boxing.graph.move_table import AccountKey, MoveAccount, updates
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
@@ -50,9 +51,9 @@ def explained(step: Step, idle: bool = True) -> Report:
 
 
 def _links(graph: Physical) -> str:
-    """How the links are known; each cluster once where kinds of devices have one each."""
+    """How the links are known, each cluster once where kinds of devices have one each; and which are slow just now."""
     kinds = sorted({value.layout.placement.type for value in graph.values.values()})
-    return "; ".join(dict.fromkeys(default_cluster(kind).said for kind in kinds))
+    return "; ".join(dict.fromkeys([*(default_cluster(kind).said for kind in kinds), *slow_now()]))
 
 
 def _devices(graph: Physical) -> str:

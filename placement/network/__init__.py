@@ -13,4 +13,7 @@ interface    addresses and interfaces of this host, and which of them is its own
 line         a connection between processes of two hosts, with the run's key
 heartbeat    lines to all other hosts: pages of their ranks, who has died there, and which host is silent
 processes    whether a process of this host runs
+connections  what the kernel counts of this process's connections
+slow_links   from what hosts sent in a window to the one whose link gives far less than the others
+host_traffic what this process sent to other hosts, window by window, and the watch that judges it
 """

@@ -15,14 +15,15 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from .host_traffic import LinkWatch
 from .interface import has_cable, run_address
 from .line import HostLine, UnknownCaller, heard_key, listen, open_line
 from .page import Page
-from .processes import runs, stopped
+from .this_host import runs, stopped
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -38,7 +39,13 @@ class Heartbeats:
     """The lines of this process. Pages of ranks on other hosts are written here, and read by the ledger."""
 
     def __init__(
-        self, rank: int, hosts: Sequence[str], pages: Mapping[int, Page], store: "Store", silence: float
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        pages: Mapping[int, Page],
+        store: "Store",
+        silence: float,
+        known: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.rank, self.hosts, self.pages, self.silence = rank, hosts, pages, silence
         self.here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
@@ -57,6 +64,9 @@ class Heartbeats:
         self._selector = selectors.DefaultSelector()
         self._said = dict[int, bytes]()
         self._meet(store)
+        names = {host: self._in_words(host) for host in dict.fromkeys(hosts)}
+        places = {r: address for r, (address, _) in self._places.items()} | {rank: self._listener.getsockname()[0]}
+        self.links = LinkWatch(rank, hosts, names, pages, places, known)
         self._thread = threading.Thread(target=self._serve, name="sbpflow-heartbeat", daemon=True)
         self._thread.start()
 
@@ -104,10 +114,7 @@ class Heartbeats:
             return None
         others = [host for host in dict.fromkeys(self.hosts) if host != self.hosts[self.rank]]
         silent = [host for host in others if host in self.silent]
-        names = " and ".join(
-            f"host {host_name(host)} ({_ranks([r for r, of in enumerate(self.hosts) if of == host])})"
-            for host in silent
-        )
+        names = " and ".join(map(self._in_words, silent))
         mine = host_name(self.hosts[self.rank])
         if not has_cable():
             return f"the cable of this host, {mine}, is out: {names} cannot be reached"
@@ -115,6 +122,9 @@ class Heartbeats:
         if len(silent) == len(others) > 1:
             return f"{names} {do} not answer, which are all others: the cable of {mine} was cut, or they are down"
         return f"{names} {do} not answer any more: its cable was cut, or it is down"
+
+    def _in_words(self, host: str) -> str:
+        return f"host {host_name(host)} ({_ranks([r for r, of in enumerate(self.hosts) if of == host])})"
 
     def gone(self, rank: int) -> str | None:
         """How a rank of another host went away, if it did."""
@@ -160,6 +170,7 @@ class Heartbeats:
             now = time.monotonic()
             if over or now >= due:
                 due = now + PERIOD
+                self.links.look()
                 self._say(over)
             if over:
                 break
@@ -220,11 +231,9 @@ class Heartbeats:
         text = json.dumps(told, separators=(",", ":")).encode()
         for line in list(self._lines.values()):
             new = self._said.get(line.peer) != text
-            try:
+            with suppress(OSError):  # it broke, which is heard behind what the other end said last
                 if line.say(text if new else b"{}"):
                     self._said[line.peer] = text
-            except OSError:
-                self._broke(line)
 
     def _hear(self, line: HostLine) -> None:
         try:

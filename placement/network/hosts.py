@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import PlacementError
-from .identity import this_host
+from .this_host import this_host
 from .wire import Interface, interface_of
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import json
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 from .interface import family_of
@@ -69,6 +70,11 @@ class HostLine:
         return found
 
     def close(self) -> None:
+        """Close it when all is read, because a kernel takes back what was said last where something was not."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.connection.recv(BLOCK):
+                pass
         self.connection.close()
 
 

@@ -1,8 +1,9 @@
 """A page of memory for each rank, on which it says what it is at: its latest turns, what it refused, why it gave up.
 
 In words of 8 bytes, each written in one go: process id, which entry is the latest, the entries, the last turn refused,
-the fault. An entry is its group, turn and fingerprint in one word (so that nobody reads one without the other), and its
-text. One rank writes while others read; ranks of another host have a copy, written as it was heard.
+the fault, what was sent to other hosts in the latest window. An entry is its group, turn and fingerprint in one word
+(so that nobody reads one without the other), and its text. One rank writes while others read; ranks of another host
+have a copy, written as it was heard.
 """
 
 from typing import Any, NamedTuple
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 __all__ = ["PAGE", "Entry", "Page", "stamp"]
 
 WORD = 8
-TEXT, FAULT = 256, 1024
+TEXT, FAULT, TRAFFIC = 256, 1024, 4096
 ENTRY = 2 + TEXT // WORD
 BUCKETS = 8
 REFUSED_AT = 2 + BUCKETS * ENTRY  # group, turn
 FAULT_AT = REFUSED_AT + 2
-PAGE = (FAULT_AT + 1 + FAULT // WORD) * WORD  # bytes
+TRAFFIC_AT = FAULT_AT + 1 + FAULT // WORD
+PAGE = (TRAFFIC_AT + 1 + TRAFFIC // WORD) * WORD  # bytes
 HALF = 0xFFFFFFFF
 
 
@@ -94,13 +96,24 @@ class Page:
         """Why the rank gave up, or None if it did not."""
         return self._read(FAULT_AT + 1, FAULT) if self._words[FAULT_AT] else None
 
+    def carry(self, number: int, text: str) -> None:
+        """Write down the traffic of a window, whose number is not 0; a reader sees all of it or that of another."""
+        self._words[TRAFFIC_AT] = 0
+        self._write(TRAFFIC_AT + 1, text.encode(), TRAFFIC)
+        self._words[TRAFFIC_AT] = number
+
+    def carried(self) -> tuple[int, str]:
+        """The number and the traffic of the latest window; 0 where there was none or it is being written."""
+        number, text = self._words[TRAFFIC_AT], self._read(TRAFFIC_AT + 1, TRAFFIC)
+        return (number, text) if self._words[TRAFFIC_AT] == number else (0, "")
+
     def told(self) -> list[Any]:
         """The content of the page, for its copy on another host."""
-        return [self.latest(), self._words[REFUSED_AT], self._words[REFUSED_AT + 1], self.fault()]
+        return [self.latest(), self._words[REFUSED_AT], self._words[REFUSED_AT + 1], self.fault(), self.carried()]
 
     def hear(self, said: list[Any]) -> None:
         """Write down what another page told."""
-        latest, group, word, fault = said
+        latest, group, word, fault, (number, text) = said
         if latest is not None:
             at = Entry(*latest)
             self.enter(at.group, stamp(at.turn, at.fingerprint), at.text.encode())
@@ -108,6 +121,8 @@ class Page:
             self._refuse(group, word)
         if fault is not None:
             self.fail(fault)
+        if number:
+            self.carry(number, text)
 
     def _write(self, at: int, text: bytes, room: int) -> None:
         text = text[: room - 1]

@@ -166,7 +166,7 @@ def _seconds(src: Codes, dst: Codes, local: Vector, links: Links) -> Vector:
     # Where an axis cuts the same dim before and after, but inside other cuts, its pieces are others then.
     nested = (~changed & (src[..., ndim:] != dst[..., ndim:])).any(-1)
     if nested.any():
-        latency, bandwidth = max((links.link((axis,), "exchange") for axis in range(ndim)), key=lambda link: link[0])
+        latency, bandwidth = max((links.link((axis,), "pairs") for axis in range(ndim)), key=lambda link: link[0])
         time[nested] += latency + np.minimum(first, local)[nested] / bandwidth
     return time
 

@@ -38,7 +38,7 @@ def test_presets_are_slower_outward_and_price_any_axis(name: str) -> None:
         a.latency <= b.latency and a.bandwidth > b.bandwidth for a, b in zip(c.levels, c.levels[1:], strict=False)
     )
     whole = placement("cuda:[0-63] as (2, 4, 8)")
-    assert c.link(whole, (0, 1, 2), "halo") == (c.levels[-1].latency, c.levels[-1].bandwidth)
+    assert c.link(whole, (0, 1, 2), "neighbours") == (c.levels[-1].latency, c.levels[-1].bandwidth)
     assert c.link(whole, (0, 1, 2))[0] == c.levels[-1].latency
     assert c.device.flops["float32"] <= c.device.flops.get("bfloat16", 0) or name == "cpu"
     assert cluster(name) is c
@@ -63,8 +63,8 @@ def test_cards_of_a_group_share_what_leaves_their_node() -> None:
     dgx = cluster("a100x8")
     p = placement("cuda:[0-15] as (node=2, device=8)")
     assert dgx.link(p, (0, 1)) == (4e-6, 8 * 20e9)  # a ring crosses by eight adapters at once
-    assert dgx.link(p, (0, 1), "all_to_all") == (4e-6, 20e9 * 15 / 8)  # 8 of the 15 others are across
-    assert dgx.link(p, (0, 1), "halo") == (4e-6, 20e9)  # of two neighbours one is across
+    assert dgx.link(p, (0, 1), "pairs") == (4e-6, 20e9 * 15 / 8)  # 8 of the 15 others are across
+    assert dgx.link(p, (0, 1), "neighbours") == (4e-6, 20e9)  # of two neighbours one is across
     assert dgx.link(placement("cuda:[0-8]"), (0,)) == (4e-6, 20e9)  # the ninth has one
     whole = placement("cuda:[0-127] as (node=16, device=8)")
     assert dgx.link(whole, (0, 1)) == (4e-6, 160e9)
@@ -81,7 +81,7 @@ def across_of(c: Cluster) -> tuple[float, float]:
 def test_each_level_of_a_tree_is_as_wide_as_the_cards_below_it() -> None:
     p = placement("cuda:[0-23]")
     assert TREE.link(p, (0,)) == (3.0, min(8.0, 2 * 4.0, 6 * 2.0))
-    assert TREE.link(p, (0,), "exchange") == (3.0, min(8.0, 4.0 * 23 / 22, 2.0 * 23 / 18))
+    assert TREE.link(p, (0,), "pairs") == (3.0, min(8.0, 4.0 * 23 / 22, 2.0 * 23 / 18))
 
 
 def test_one_group_that_leaves_its_node_prices_the_axis() -> None:

@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import HashStore
 
 from sbpflow.placement.ledger import Ledger
 from sbpflow.placement.network import identity
-from sbpflow.placement.network.identity import memory_folder, this_host
 from sbpflow.placement.network.page import stamp
+from sbpflow.placement.network.this_host import memory_folder, this_host
 from sbpflow.placement.world import store, world
 from tests.ranks import Fresh
 

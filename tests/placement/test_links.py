@@ -12,7 +12,7 @@ RANKS = [2, 3, 4, 8, 16, 64]
 
 
 def line(ranks: int) -> Links:
-    return Links((ranks,), lambda axes, kind: (LATENCY, BANDWIDTH))
+    return Links((ranks,), lambda axes, ways: (LATENCY, BANDWIDTH))
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -52,7 +52,7 @@ def test_where_latency_rules_one_exchange_beats_two_where_bytes_rule_it_does_not
 
 
 def test_axes_together_are_one_group() -> None:
-    grid_ = Links((2, 4), lambda axes, kind: (0.0, 1.0))
+    grid_ = Links((2, 4), lambda axes, ways: (0.0, 1.0))
     assert grid_.ranks((0, 1)) == 8
     assert grid_.price("all_gather", (0, 1), 80.0) == Price(70.0, 70.0)
 

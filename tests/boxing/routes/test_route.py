@@ -172,7 +172,7 @@ def test_a_larger_tensor_or_a_slower_link_never_makes_a_move_cheaper(axes: tuple
 
 
 def free(axes: tuple[int, ...], bandwidth: float, latency: float) -> Links:
-    return Links(axes, lambda over, kind: (latency, bandwidth))
+    return Links(axes, lambda over, ways: (latency, bandwidth))
 
 
 def steps_time(src: State, dst: State, shape: tuple[int, ...], links: Links) -> float:

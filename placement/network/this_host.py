@@ -1,4 +1,4 @@
-"""The host that a process is on, by which all of a run know whether they share memory."""
+"""This host: its identity, by which all of a run know whether they share memory, and its processes."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["memory_folder", "this_host"]
+__all__ = ["memory_folder", "runs", "stopped", "this_host"]
 
 
 def memory_folder() -> str:
@@ -30,3 +30,20 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def runs(pid: int) -> bool:
+    """Whether a process of this host still runs."""
+    return _state(pid) not in "ZX"  # a zombie's memory is gone though its number is not
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process of this host was stopped by a signal."""
+    return _state(pid) in "T"
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
