@@ -21,6 +21,7 @@ import torch
 
 from ...boxing.exchange.dist import Dist
 from ...boxing.exchange.execute import transport
+from ...boxing.exchange.store_wait import await_key
 from ...boxing.exchange.watch import root_cause
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, store, world
@@ -59,7 +60,8 @@ class Bus:
                 f"a bus among ranks {_words(ranks)}, made by {'one process' if here.rank is None else here.rank}\n"
                 "  start a process for each rank (torchrun), and make the bus on all ranks that it joins, no others"
             )
-        self.ranks, self.rank, self.ledger = ranks, here.rank, shared.ledger
+        self.ranks, self.rank, self.ledger, self.limit = ranks, here.rank, shared.ledger, here.timeout
+        self.guard = shared.watch.store
         self.others = tuple(rank for rank in ranks if rank != here.rank)
         self.store = PrefixStore(f"bus/{_words(ranks)}", store())
         try:
@@ -83,18 +85,19 @@ class Bus:
         """Raise on every rank if not all have the same network, naming the first line that differs."""
         self.agreed += 1
         turn = f"agree/{self.agreed}"
-        mine = network.text
         try:
-            self.store.set(f"{turn}/text/{self.rank}", mine)
-            self.store.set(f"{turn}/mark/{self.rank}", str(network.fingerprint))
-            marks = self.store.multi_get([f"{turn}/mark/{rank}" for rank in self.ranks])
-            other = next((at for at, mark in enumerate(marks) if mark != marks[0]), None)
-            if other is None:
-                return
-            pair = self.ranks[0], self.ranks[other]
-            texts = [self.store.get(f"{turn}/text/{rank}").decode() for rank in pair]
+            with self.guard:
+                self.store.set(f"{turn}/text/{self.rank}", network.text)
+                self.store.set(f"{turn}/mark/{self.rank}", str(network.fingerprint))
+                marks = [self._said(f"{turn}/mark/{rank}", rank) for rank in self.ranks]
+                other = next((at for at, mark in enumerate(marks) if mark != marks[0]), None)
+                if other is None:
+                    return
+                pair = self.ranks[0], self.ranks[other]
+                texts = [self.store.get(f"{turn}/text/{rank}").decode() for rank in pair]
         except RuntimeError as error:
-            raise TransportError(f"not all of ranks {_words(self.ranks)} came to {network.name}\n  {error}") from error
+            said = self.guard.lost() or f"not all of ranks {_words(self.ranks)} came to {network.name}"
+            raise TransportError(f"{said}\n  {error}") from error
         lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
         number, (first, second) = next((n, two) for n, two in enumerate(lines, 1) if two[0] != two[1])
         raise ScheduleError(
@@ -102,6 +105,18 @@ class Bus:
             f"  rank {pair[0]}: {first}\n  rank {pair[1]}: {second}\n"
             "  every rank must run the same program with the same model, placements and schedule"
         )
+
+    def _said(self, key: str, rank: int) -> str:
+        """The words of a rank at the store, which will come as long as it is there."""
+
+        def gone() -> str | None:
+            told = self.ledger.fault(rank)
+            return root_cause(rank, told) if told else self.ledger.gone(rank)
+
+        found = await_key(self.store, key, self.limit, gone)
+        if found is None:
+            raise RuntimeError(f"rank {rank} did not within {self.limit:g} s (flow.init(timeout=...) sets the limit)")
+        return found
 
     def enter(self, watch: Progress) -> None:
         if self.broken is not None:

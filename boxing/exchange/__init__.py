@@ -5,5 +5,5 @@ refill       many tensors written into the shards of others
 transport    from rank to rank in one process; dist: between processes,
              by collectives, sends and receives, or shared_memory
 value_message  values that nobody planned on their way to other ranks, without pickle
-watch        no rank waits for one that never comes; streams: CUDA streams on the side
+watch        no rank waits for one that never comes, nor at the store (store_wait); streams: CUDA streams on the side
 """

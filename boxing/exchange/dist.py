@@ -81,10 +81,6 @@ class Dist:
                 self.ledger.enter(_key(program.group), (), 0, f"refused: {error}".encode())
                 return
 
-    def slow_links(self) -> tuple[str, ...]:
-        beats = self.ledger.heartbeats
-        return beats.links.lines if beats is not None else ()
-
     def _native(self, job: Errand) -> bool:
         if not job.buffer.is_cpu:
             return True

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from ..routes.program import RankProgram
 from .buffer import part
 from .slow_link import SlowTransport, open_link
 from .transport import MANY, Errand, InProcess, Transport
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 __all__ = [
     "Flight",
@@ -61,13 +64,20 @@ def transport() -> Transport:
     return _transport[1] if link is None else SlowTransport(_transport[1], link)
 
 
-def slow_now() -> tuple[str, ...]:
-    """Links to other hosts that were found slow while this process exchanged with them, in words."""
+def watch_so_far() -> "Watch | None":
+    """The watch over this process's exchanges with others, if it had any in this world."""
     if _transport is None or _transport[0].rank is None or _transport[0] is not world_so_far():
-        return ()
+        return None
     from .dist import Dist
 
-    return _transport[1].slow_links() if isinstance(_transport[1], Dist) else ()
+    return _transport[1].watch if isinstance(_transport[1], Dist) else None
+
+
+def slow_now() -> tuple[str, ...]:
+    """Links to other hosts that were found slow while this process exchanged with them, in words."""
+    watch = watch_so_far()
+    beats = watch.ledger.heartbeats if watch is not None else None
+    return beats.links.lines if beats is not None else ()
 
 
 def threads_exchange(where: Placement) -> bool:

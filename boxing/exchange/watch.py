@@ -25,6 +25,7 @@ from ...placement.errors import TransportError
 from ...placement.ledger import Ledger
 from ...placement.network.page import stamp
 from ...placement.world import World
+from .store_wait import StoreGuard
 from .transport import Turn
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Watch:
 
     def __init__(self, ledger: Ledger, pg: "ProcessGroup", here: World) -> None:
         self.ledger, self.pg, self.here = ledger, pg, here
+        self.store = StoreGuard(ledger)
         self.broken: str | None = None
         self.turn: Turn | None = None  # the exchange that the process waits for
         self.on_cards: dict[int, tuple[Turn, list[Any]]] = {}  # the latest exchange of each group of ranks
@@ -193,6 +195,7 @@ class Watch:
     def _look(self) -> None:
         doubtful: Turn | None = None
         while not self._over.wait(PERIOD):
+            self.store.look()
             turn = self.turn
             if turn is None:
                 self._look_at_cards()

@@ -3,25 +3,26 @@
     process 0  <--said--  1, 2, 3        from any thread: no collective is used, which the main thread may be in
     process 0  --verdict-->  1, 2, 3     an error that one of them says is the verdict for all
 
-Calls must be made in the same order in all processes, from any threads. Who waits for a process of the same host looks
-whether it still runs; one of another host is waited for until the limit, and where the store is gone, all end at once.
+Calls must be made in the same order in all processes, from any threads. Who waits for another process looks whether it
+still runs, or is heard if it is on another host; and where the store is gone, all end at once.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
+from ...boxing.exchange.execute import watch_so_far
+from ...boxing.exchange.store_wait import await_key
 from ...placement.errors import FileError, SbpflowError, TransportError
 from ...placement.network.this_host import runs, this_host
 from ...placement.world import at_close, store, world
 
 __all__ = ["Meeting"]
 
-ASK = 0.002, 0.05  # seconds between two looks at the store, at first and later: a look that waits would block others
+ASK = 0.002  # seconds between two looks at the store
 LEAVE = 5.0  # seconds in which all that are alive have heard
-LOOK = 0.5  # seconds between two looks whether who is waited for still runs
 FAILED, GONE = "!~"  # before what is said of an error: one in what is saved, or of ranks that are not there any more
 _count = 0
 _lock = threading.Lock()
@@ -96,7 +97,7 @@ class Meeting:
         end, key = time.monotonic() + LEAVE, f"meeting/{self.number}/{self.round - 1}/heard"
         with suppress(RuntimeError):  # the store is gone, and nobody can be waited for
             while self.store.add(key, 0) < self.size and time.monotonic() < end:
-                time.sleep(ASK[0])
+                time.sleep(ASK)
 
     def _decide(self, prefix: str, error: Exception | None, decide: Callable[[Sequence[str]], str] | None) -> None:
         assert self.store is not None
@@ -120,22 +121,19 @@ class Meeting:
     def _wait(self, key: str, rank: int) -> str:
         """The words of a rank, which it has said or will have within the limit."""
         assert self.store is not None
-        began, pause = time.monotonic(), ASK[0]
-        look = began + LOOK
-        while not self.store.check([key]):
-            now = time.monotonic()
-            if now > began + self.limit:
-                raise TransportError(
-                    f"{self.asked}: rank {rank} did not come within {self.limit:g} s (flow.init(timeout=) sets this)\n"
-                    "  every process calls it, in the same order; or it has ended, or writes for so long"
-                )
-            if now > look:
-                look = now + LOOK
-                if self._ended(rank) and not self.store.check([key]):
-                    raise TransportError(f"{self.asked}: rank {rank} has ended, and the others wait for it\n  {_ANEW}")
-            time.sleep(pause)
-            pause = min(pause * 1.5, ASK[1])
-        return self.store.get(key).decode()
+
+        def gone() -> str | None:
+            said = f"rank {rank} has ended" if self._ended(rank) else None if watch is None else watch.ledger.gone(rank)
+            return None if said is None else f"{self.asked}: {said}, and the others wait for it\n  {_ANEW}"
+
+        watch = watch_so_far()
+        found = await_key(self.store, key, self.limit, gone)
+        if found is None:
+            raise TransportError(
+                f"{self.asked}: rank {rank} did not come within {self.limit:g} s (flow.init(timeout=) sets this)\n"
+                "  every process calls it, in the same order; or it has ended, or writes for so long"
+            )
+        return found
 
     def _ended(self, rank: int) -> bool:
         """Whether the process of a rank of this host does not run any more."""
@@ -149,12 +147,15 @@ class Meeting:
     @contextmanager
     def _reachable(self) -> Iterator[None]:
         """Around calls of the store: where nobody answers, say who has ended."""
+        watch = watch_so_far()
+        guard = watch.store if watch is not None else None
         try:
-            yield
+            with guard or nullcontext():
+                yield
         except RuntimeError as error:
             if isinstance(error, SbpflowError):
                 raise
-            said = str(error).partition("\n")[0].rpartition("] ")[2]
+            said = (guard and guard.lost()) or str(error).partition("\n")[0].rpartition("] ")[2]
             raise TransportError(
                 f"{self.asked}: rank {self.me} lost the store at which all {self.size} ranks meet\n"
                 f"  rank 0, which has it where torchrun does not, has ended or cannot be reached: {said}\n  {_ANEW}"

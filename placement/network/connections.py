@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["ConnectionCount", "connection_counts"]
+__all__ = ["ConnectionCount", "connection_counts", "end_connections"]
 
 TCP_INFO = 11  # asks Linux for `struct tcp_info` of a connection
 COUNTED = struct.Struct("=120xQ16xI20xQQ8x")  # bytes acknowledged, bytes not yet sent, microseconds busy, and not taken
@@ -46,6 +46,17 @@ def _counts() -> Iterator[tuple[tuple[str, int, int], ConnectionCount]]:
         ends = [_end(ask, file) for ask in (system.getpeername, system.getsockname)]
         if (there := ends[0]) is not None and (here := ends[1]) is not None:
             yield (*there, here[1]), ConnectionCount(acknowledged, max(busy - untaken, 0) / 1e6, queued)
+
+
+def end_connections(address: str, port: int) -> int:
+    """End those of this process to one address and port, whoever waits on them; their number."""
+    if sys.platform != "linux":
+        return 0
+    system, found = ctypes.CDLL(None), 0
+    for name in os.listdir("/proc/self/fd"):
+        if _end(system.getpeername, int(name)) == (address, port):
+            found += not system.shutdown(int(name), socket.SHUT_RDWR)
+    return found
 
 
 def _end(ask: "ctypes._NamedFuncPointer", file: int) -> tuple[str, int] | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .host_traffic import LinkWatch
 from .interface import has_cable, run_address
-from .line import HostLine, UnknownCaller, heard_key, listen, open_line
+from .line import KNOCK, HostLine, UnknownCaller, heard_key, listen, open_line
 from .page import Page
 from .this_host import runs, stopped
 
@@ -122,6 +122,11 @@ class Heartbeats:
         if len(silent) == len(others) > 1:
             return f"{names} {do} not answer, which are all others: the cable of {mine} was cut, or they are down"
         return f"{names} {do} not answer any more: its cable was cut, or it is down"
+
+    def lost_at(self, address: str) -> str | None:
+        """The same for whatever is on a host of this address."""
+        rank = next((rank for rank, (where, _) in self._places.items() if where == address), None)
+        return None if rank is None else self.lost(rank)
 
     def _in_words(self, host: str) -> str:
         return f"host {host_name(host)} ({_ranks([r for r, of in enumerate(self.hosts) if of == host])})"
@@ -232,7 +237,7 @@ class Heartbeats:
         for line in list(self._lines.values()):
             new = self._said.get(line.peer) != text
             with suppress(OSError):  # it broke, which is heard behind what the other end said last
-                if line.say(text if new else b"{}"):
+                if line.say(text if new else KNOCK):
                     self._said[line.peer] = text
 
     def _hear(self, line: HostLine) -> None:

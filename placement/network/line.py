@@ -22,7 +22,8 @@ LENGTH = struct.Struct("!I")
 LONGEST = 1 << 20  # bytes of a message
 BLOCK = 1 << 16
 HELLO = struct.Struct("!32sI")
-QUIET = 5.0  # seconds without a word, from which on nothing is sent either, since it may lie there unread
+QUIET = 5.0  # seconds without a word, from which on little is sent either, since it may lie there unread
+KNOCK = b"{}"  # a word that says nothing, but that its process has a turn
 
 
 class UnknownCaller(Exception):
@@ -36,14 +37,21 @@ class HostLine:
         self.connection, self.peer = connection, peer
         connection.setblocking(False)
         watch(connection, within)
-        self.heard = time.monotonic()
+        self.heard = self.said = time.monotonic()
         self._coming, self._going = bytearray(), bytearray()
 
     def say(self, text: bytes) -> bool:
-        """Send a message, unless an earlier one is still on its way or nobody reads; whether it was taken."""
-        takes = not self._going and time.monotonic() - self.heard < QUIET
-        if takes:
+        """Send a message, unless an earlier one is still on its way or nobody reads; whether it was taken.
+
+        Where nobody does there is a knock now and then: both ends may have been without a turn at once, and each would
+        wait for a word of the other.
+        """
+        now = time.monotonic()
+        takes = not self._going and now - self.heard < QUIET
+        if takes or (not self._going and now - self.said > QUIET):
+            text = text if takes else KNOCK
             self._going += LENGTH.pack(len(text)) + text
+            self.said = now
         try:
             while self._going:
                 del self._going[: self.connection.send(self._going)]

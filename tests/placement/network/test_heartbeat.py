@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from sbpflow.placement.network.heartbeat import Heartbeats, partners
+from sbpflow.placement.network.line import HostLine
 from sbpflow.placement.network.page import PAGE, Page, stamp
 
 LIMIT = 60.0  # seconds in which what must come has come, however busy the machine is
@@ -158,6 +160,33 @@ def test_nobody_is_heard_without_the_key(run: Callable[..., Run]) -> None:
             other.settimeout(LIMIT)
             assert other.recv(1) == b""
     assert made.beats[0]._lines[1] is line
+
+
+def test_two_that_both_had_no_turn_for_long_hear_each_other_again(run: Callable[..., Run]) -> None:
+    made = run("ab")
+    module = sys.modules[HostLine.__module__]
+    quiet, module.QUIET = module.QUIET, 0.0  # type: ignore[attr-defined]
+    try:  # whatever either says now, the other has been silent for longer than that
+        before = {rank: made.beats[rank]._lines[1 - rank].heard for rank in (0, 1)}
+        until(lambda: all(made.beats[rank]._lines[1 - rank].heard > before[rank] + 1 for rank in (0, 1)))
+    finally:
+        module.QUIET = quiet  # type: ignore[attr-defined]
+    made.pages[1][1].fail("heard")
+    until(made.pages[0][1].fault)
+
+
+def test_the_last_words_of_one_that_leaves_are_heard_by_one_that_speaks(run: Callable[..., Run]) -> None:
+    """What it sends on a line that is closed there breaks the line, behind what has come on it."""
+    made = run("ab")
+    deaf = made.beats[0]
+    with deaf._lock:
+        ready, deaf._ready = deaf._ready, lambda *_: time.sleep(0.01)  # type: ignore[method-assign]
+    made.pages[1][1].fail("the reason")
+    made.beats.pop(1).close()
+    time.sleep(1.5)  # it speaks meanwhile
+    deaf._ready = ready  # type: ignore[method-assign]
+    until(lambda: deaf.gone(1))
+    assert made.pages[0][1].fault() == "the reason"
 
 
 def test_it_listens_at_the_address_of_the_run_only(run: Callable[..., Run]) -> None:
