@@ -145,6 +145,9 @@ class Unread(nn.Module):
         return made
 
 
+SHEET = "H200: datasheet, not calibrated"
+
+
 @pytest.mark.parametrize("line", ["", "states **: data=S(0)\n", "**: data=S(0)\n"], ids=["", "ZeRO-1", "ZeRO-3"])
 def test_parameters_that_no_loss_reaches_have_no_states_and_are_not_moved(line: str) -> None:
     model = Unread()
@@ -179,3 +182,16 @@ def test_a_cluster_prices_all_of_a_plan_whatever_is_in_use_when_it_is_looked_at(
     assert [(row.name, row.seconds) for row in made.report.moves] == priced
     assert max(seconds for _, seconds in priced) < 60e-6  # what a message takes to start on a CPU
     assert " 60 us" not in made.report.full()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("h100x8", "H100: fitted, on published steps of transformers on H100, median error 5.1 %"), ("h200x8", SHEET)],
+)
+def test_answers_say_how_well_the_seconds_of_a_device_are_known(name: str, said: str) -> None:
+    made = flow.Plan.read("grid cuda (data=4)").check(Blocks(1), X, cluster=name)
+    assert f"\n  priced by {said}\n" in str(made)
+    assert f"\n  devices {said}\n" in str(made.report)
+    assert f"\n  devices {said}\n" in made.report.full()
+    assert said in made.report.html()
+    assert made.dict()["report"]["devices"] == said

@@ -177,6 +177,7 @@ def test_a_report_goes_through_json(graph: Physical) -> None:
         "cut",
         "eager",
         "idle",
+        "devices",
         "links",
         "choice",
         "recomputed",
