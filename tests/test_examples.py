@@ -32,10 +32,8 @@ TOLD = {  # what a run must print, besides losses that fall
     "pipe_transformer": r"4 stages x 1 (.*\n)*.*2 stages x 2 +4 of 8 layers (.*\n)*every loss is that of one",
     "pipeline": r"1f1b p=2 m=8: (.*\n)*GPT, 1f1b, 8 micro-batches: step (.*\n)*drew out/pipeline.svg, wrote out/time",
     "refit": r"letter 7: 8% of the first texts, [5-9]\d% of the last\n",
-    "sites": r"job  1 wide  of west   at north .*\n(.*\n)*six jobs: 1\.[01]\d\d of the best of all 4096 ways\n",
     "tensor_parallel": r"four ranks set out to learn a rhyme,\neach held a part, and all kept time.\n",
     "tokens": r"\d+ tokens of \d+ letters, 2\.\d+ each, in .*tokens.bin\nread back exactly\n",
-    "topology": r"32 links, patched: .* 1\.[1-9]\d times as quick as two rings\na fat tree .*, 1\.\d\d times as long\n",
     "train": r"tokens_per_second (.*\n)*goes on at step 12, from (.*\n)*it writes: (.*\n)*from 7\.\d+ to 5\.\d+;",
     "three_d": r"up.weight +\(256, 64\) +\(B, S\(0\)\) +\(128, 64\)\n(.*\n)*July 1969 began on a Tuesday\n",
     "zero": r" 9 o'clock and  5 hours later: 2 o'clock\n11 o'clock and  4 hours later: 3 o'clock\n",
@@ -48,9 +46,7 @@ CHECKED = {
     "peft_lora": [],
     "pipe_transformer": ["--check"],
     "refit": [],
-    "sites": ["--check"],
     "tokens": ["--check"],
-    "topology": [],
     "train": ["--check"],
 }  # that else take minutes, or print no losses
 

@@ -17,9 +17,9 @@ from ..graph.optimizer.adopt import owner_of
 from ..model.flows import FlowError
 from .grids import Grids
 from .language.plan_text import PlanText
+from .language.statement import Assigning, LineFault, Meaning, Pinned, around, outermost
 from .language.statements import Statement
 from .language.statements.place import Place
-from .language.statements.statement import Assigning, LineFault, Meaning, Pinned, around, outermost
 
 __all__ = ["Assignment", "assignment"]
 

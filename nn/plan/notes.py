@@ -20,8 +20,8 @@ from ..model.flows import flow
 from ..model.folds import fold
 from ..model.recompute.recomputation import Recomputing
 from .assignment import Assignment
+from .language.statement import Axes, outermost
 from .language.statements import Kind, Statement
-from .language.statements.statement import Axes, outermost
 
 __all__ = ["kept_notes", "noted", "options_of", "take_back"]
 

@@ -129,7 +129,7 @@ def gather(call: Call) -> Match | None:
 
 
 def _own_places(x: Tensor, dim: int, index: Tensor, lo: int, hi: int, size: int) -> Tensor:
-    """What lies at these places of a dim on this rank, zeros for others."""
+    """The elements at these places of a dim on this rank, zeros for others."""
     at, inside = own(index, lo, hi, size)
     return _masked(x.gather(dim, at), inside)
 

@@ -189,7 +189,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
             "sise = 8",
             "level 0 of FILE needs name, size, latency, bandwidth, groups\n  found missing size; unknown sise",
         ),
-        ('name = "mine"', "", "FILE needs name, levels, device, links, devices, origin\n  found missing name"),
+        ('name = "mine"', "", "FILE needs name, levels, device, links, devices, origin, graph\n  found missing name"),
         ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),
         ("float32 = 1", "float32 = 'x'", "flops in device of FILE is a number\n  found {'float32': 'x'}"),
         (

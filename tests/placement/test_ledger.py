@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from sbpflow.placement.ledger import Ledger
-from sbpflow.placement.network import identity
+from sbpflow.placement.network import this_host as room
 from sbpflow.placement.network.page import stamp
 from sbpflow.placement.network.this_host import memory_folder, this_host
 from sbpflow.placement.world import store, world
@@ -149,7 +149,7 @@ def test_containers_of_one_name_are_hosts_of_their_own_where_they_share_no_memor
     other = next((path for path in ("/proc", "/sys", "/dev") if os.path.isdir(path)), None)
     if other is None or os.stat(other).st_dev == os.stat(memory_folder()).st_dev:
         pytest.skip("there is one file system")
-    monkeypatch.setattr(identity, "memory_folder", lambda: other)
+    monkeypatch.setattr(room, "memory_folder", lambda: other)
     assert this_host() != here
 
 

@@ -46,7 +46,7 @@ class Changed(NamedTuple):
 
 
 def changed(made: Formulated, logical: Logical, choice: Sequence[int]) -> Changed | None:
-    """What a choice changed; none where it is what was propagated."""
+    """The ops that a choice changed; none where all are what was propagated."""
     kept = propagated(made, logical)
     others = [at for at, k in kept.items() if not _alike(made.nodes[at].candidates, choice[at], k)]
     if not others:
@@ -149,7 +149,7 @@ class _Propagation:
 
 
 def _entry(state: State, axis: int) -> object:
-    """What an axis does: the dim that it cuts and all that cuts it before, or how it adds up."""
+    """The work of an axis: the dim that it cuts and all that cuts it before, or how it adds up."""
     if axis in state.partial:
         return state.reduction
     return next(((dim, of[: of.index(axis)]) for dim, of in enumerate(state.dims) if axis in of), None)

@@ -1,5 +1,6 @@
 """MAST: each job of a trace at the site that ends it first, beside all ways to place them."""
 
+import re
 import runpy
 from math import inf, isfinite
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[3] / "examples" / "sites.py"
+FILE = Path(__file__).resolve().parents[3] / "examples" / "clusters" / "sites.py"
 SECONDS = {  # of a step, in the place of plans
     "small": {("east",): 4e-4, ("west",): 2e-4, ("north",): 3e-4, ("east", "north"): 9e-4},
     "wide": {("east",): inf, ("west",): inf, ("north",): 5e-2, ("east", "north"): 7e-2},
@@ -62,3 +63,12 @@ def test_a_plan_of_each_job_fits_the_cards_of_its_site(sites: dict[str, Any]) ->
     assert all(isfinite(seconds) for seconds in found[("north",)])
     assert found[("east",)][1] == inf  # half of the cards for as many weights
     assert found[("west",)][2] < found[("east",)][2]
+
+
+@pytest.mark.sweep
+def test_the_command_says_where_each_job_runs(sites: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    sites["main"]()
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 13
+    assert re.match(r"job  1 wide  of west   at north ", said[1])
+    assert re.match(r"\d+ of 12 where their data are; a job is done \d", said[-1])

@@ -8,7 +8,7 @@ import pytest
 
 from sbpflow.placement.network.link_graph import strides
 
-FILE = Path(__file__).resolve().parents[3] / "examples" / "topology.py"
+FILE = Path(__file__).resolve().parents[3] / "examples" / "clusters" / "topology.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ A path in a line is a pattern of names: `*` is any part of one name, `**` any nu
 """
 
 from ..axes import AxisEntries, GridAxis
+from ..statement import Statement
 from ..terms import Kind
 from .accumulate import Accumulate
 from .cast import Cast
@@ -24,7 +25,6 @@ from .pipe import Pipe
 from .place import Place
 from .recompute import Recompute
 from .rest import Rest
-from .statement import Statement
 from .take import TakePlan
 
 __all__ = [

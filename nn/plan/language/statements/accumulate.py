@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Self
 
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, column, whole
 from .pipe import Pipe
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Accumulate"]
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from ....model.cast import cast
 from ..axes import Grids
+from ..statement import Assigning, LineForm, Statement, outermost
 from ..terms import Columns, Kinds, Token, column, kinds_of, kinds_text, known_word, path_of
-from .statement import Assigning, LineForm, Statement, outermost
 
 __all__ = ["Cast"]
 

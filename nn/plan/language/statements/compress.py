@@ -10,8 +10,8 @@ from .....placement.errors import SbpError
 from ....model.compress import compress
 from ....model.path_syntax import TextFault
 from ..axes import Grids
+from ..statement import Assigning, LineForm, Statement, outermost
 from ..terms import Columns, Token, axis_of, column, known_word, path_of
-from .statement import Assigning, LineForm, Statement, outermost
 
 __all__ = ["Compress"]
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from .....boxing.picture.palette import FAMILIES
+from ..statement import LineForm, Statement
 from ..terms import Columns, Token, axis_of, bytes_text, column, fraction, known_word, once, whole
-from .statement import LineForm, Statement
 
 __all__ = ["ExpectAtMost", "ExpectGathered", "ExpectMoves"]
 

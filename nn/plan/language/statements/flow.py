@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from .....sbp import B, P, S
 from ..axes import AxisEntries, signature_text
+from ..statement import Assigning, LineForm, Statement
 from ..terms import Columns, Signature, Token, column, path_of
-from .statement import Assigning, LineForm, Statement
 
 __all__ = ["Flow", "Input"]
 

@@ -6,8 +6,8 @@ from typing import Self
 from torch import nn
 
 from ..axes import Grids
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, path_of
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Freeze"]
 

@@ -7,8 +7,8 @@ from .....placement.errors import PlacementError
 from .....placement.ranks import check_type
 from ....model.path_syntax import TextFault
 from ..axes import GridAxis
+from ..statement import LineForm, Statement
 from ..terms import Columns, Token, axis_of, column, known_word, whole
-from .statement import LineForm, Statement
 
 __all__ = ["Grid"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
+from ..statement import Assigning, LineForm, Statement, outermost
 from ..terms import Columns, Token, path_of
-from .statement import Assigning, LineForm, Statement, outermost
 
 __all__ = ["Hold"]
 

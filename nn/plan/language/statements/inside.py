@@ -8,8 +8,8 @@ from torch import nn
 from ....eager_parts.marks import eager
 from ....model.inside import inside
 from ..axes import Grids
+from ..statement import Assigning, LineForm, Statement
 from ..terms import Columns, Token, axis_of, column, path_of
-from .statement import Assigning, LineForm, Statement
 
 __all__ = ["Inside"]
 

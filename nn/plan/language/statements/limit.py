@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, bytes_text, column, once
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Limit", "Seek"]
 

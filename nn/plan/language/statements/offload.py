@@ -8,8 +8,8 @@ from torch import nn
 from ....model.offload import offload
 from ....model.path_syntax import TextFault
 from ..axes import Grids
+from ..statement import Assigning, LineForm, Statement, outermost
 from ..terms import Columns, Kind, Token, column, kinds_of, known_word, path_of, whole
-from .statement import Assigning, LineForm, Statement, outermost
 
 __all__ = ["Offload"]
 

@@ -10,8 +10,8 @@ from .....actors.schedules.definition import FORMULAS
 from .....actors.schedules.published import PUBLISHED, published
 from .....placement.errors import ScheduleError
 from ....model.path_syntax import TextFault
+from ..statement import Assigning, LineFault, LineForm, PipedLayers, Statement, around, outermost
 from ..terms import Columns, Token, axis_of, column, known_word, once, path_of, whole
-from .statement import Assigning, LineFault, LineForm, PipedLayers, Statement, around, outermost
 
 __all__ = ["Pipe"]
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from ....model.annotate import place
 from ..axes import Grids
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, axis_of, column, path_of, whole
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Place"]
 

@@ -9,8 +9,8 @@ from ....model.path_syntax import TextFault
 from ....model.paths import met
 from ....model.recompute.recomputation import recompute
 from ..axes import Grids
+from ..statement import Assigning, LineForm, Statement
 from ..terms import Columns, Token, column, once, path_of
-from .statement import Assigning, LineForm, Statement
 
 __all__ = ["Recompute"]
 

@@ -7,8 +7,8 @@ from torch.nn.parameter import is_lazy
 
 from .....sbp import B, Partial, S, Sbp, Split
 from ..axes import AxisEntries, signature_text
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Kinds, Signature, Token, kinds_of, kinds_text, path_of
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["Rest"]
 

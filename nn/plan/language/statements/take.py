@@ -6,8 +6,8 @@ from typing import Self
 
 from .....placement.errors import SbpError
 from ...taken import KINDS, taken
+from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, axis_of, column, known_word
-from .statement import Assigning, LineFault, LineForm, Statement
 
 __all__ = ["TakePlan"]
 

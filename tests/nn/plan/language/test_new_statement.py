@@ -17,7 +17,7 @@ from sbpflow.placement.errors import SbpError
 FILE = '''
 from dataclasses import dataclass
 
-from sbpflow.nn.plan.language.statements.statement import LineFault, LineForm, Statement
+from sbpflow.nn.plan.language.statement import LineFault, LineForm, Statement
 from sbpflow.nn.plan.language.terms import path_of, whole
 
 

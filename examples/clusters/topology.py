@@ -1,7 +1,7 @@
 """Which ranks to join by direct links, together with the plan of the model: each is looked for in turn. Nothing runs.
 
-    python examples/topology.py             # 16 cards, each with four ports of 100 Gb/s
-    python examples/topology.py --rounds    # also what each round found
+    python examples/clusters/topology.py             # 16 cards, each with four ports of 100 Gb/s
+    python examples/clusters/topology.py --rounds    # also what each round found
 
 Optical links that are patched once for a job cost less than switches, but join few ranks. The planner finds the plan
 that is best on the links there are; then links are laid where that plan sends most: rings for what goes round in rings,

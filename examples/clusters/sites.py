@@ -1,7 +1,7 @@
 """Where each of many jobs runs: at the site that ends it first, by the plan that it would have there. Nothing runs.
 
-    python examples/sites.py             # a trace of twelve jobs
-    python examples/sites.py --check     # also every other way to place the first six
+    python examples/clusters/sites.py             # a trace of twelve jobs
+    python examples/clusters/sites.py --check     # also every other way to place the first six
 
 Three sites have cards of their own, and thin links between them. A job comes with its model, its batch, and data that
 lie at one of the sites. At each site, and on two sites together, the planner finds the best plan that fits the cards;

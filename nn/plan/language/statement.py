@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import nn
 
-from .....sbp import Sbp
-from ....model.flows import is_called
-from ....model.paths import met, near
-from ..axes import AxisEntries, Grids
-from ..terms import Columns, Kind
+from ....sbp import Sbp
+from ...model.flows import is_called
+from ...model.paths import met, near
+from .axes import AxisEntries, Grids
+from .terms import Columns, Kind
 
 __all__ = [
     "Assigning", "Axes", "LineFault", "LineForm", "Meaning", "Pinned", "PipedLayers", "Statement", "around",
