@@ -30,7 +30,7 @@ PORT, PATCH, SWITCH = 400.0, 100.0, 500.0  # a card's port with its optics, a po
 TIERS = 5  # ports of switches that a fat tree of three tiers needs for each port of a card
 ROUNDS = 5
 Links: TypeAlias = tuple[tuple[int, int], ...]
-Traffic: TypeAlias = Counter[tuple[tuple[tuple[int, ...], ...], str]]  # bytes, by groups that are at work at once
+Traffic: TypeAlias = dict[tuple[tuple[tuple[int, ...], ...], str], float]  # bytes, by groups that are at work at once
 
 
 class Net(nn.Module):
@@ -45,7 +45,7 @@ class Net(nn.Module):
         x = self.table(ids)
         for layer in self.layers:
             x = x + layer(x).relu()
-        return x.square().mean()
+        return torch.as_tensor(x.square().mean())
 
 
 def joined(links: Links) -> flow.Cluster:
@@ -68,13 +68,14 @@ def planned(where: flow.Cluster) -> tuple[float, Traffic]:
     with torch.device("meta"):
         net, ids = Net(), torch.zeros(8192, dtype=torch.long)
     found = flow.plan(net, ids, plan=GRID, cluster=where)
-    sent: Traffic = Counter()
+    sent: Traffic = {}
     for row in found.checked.report.moves:
         for move in row.plan.moves:
             if move.axes and move.price.bytes:
                 groups = tuple(map(tuple, move.src.placement.groups(move.axes)))
                 ring = move.kind in ("all_reduce", "all_gather", "reduce_scatter")
-                sent[groups, "ring" if ring else "pairs"] += move.price.bytes * row.count
+                key = groups, "ring" if ring else "pairs"
+                sent[key] = sent.get(key, 0.0) + move.price.bytes * row.count
     return found.checked.seconds, sent
 
 

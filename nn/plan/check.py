@@ -146,8 +146,8 @@ def checked_step(
     whole = grids_of(plan, ranks, model).whole
     device = default_cluster(whole.type).device_of(whole)
     decided, fullest = step.plan.decided, report.memory.fullest if report.memory else 0
-    other = None if step.plan.options.hold else changed(decided.formulated, decided.logical, decided.solution.choice)
-    return Checked(plan, report, seconds, fullest, found, device, other)
+    apart = None if step.plan.options.hold else changed(decided.formulated, decided.logical, decided.solution.choice)
+    return Checked(plan, report, seconds, fullest, found, device, apart)
 
 
 def room(device: Device) -> str:

@@ -84,7 +84,7 @@ def test_a_held_plan_trains_as_one_device_does(name: str) -> None:
         optimizer.step()
         assert abs(step(X, Y).item() - loss.item()) < 1e-12
     for one, other in zip(alone.parameters(), model.parameters(), strict=True):
-        assert torch.allclose(one, torch.as_tensor(other.detach().numpy()), atol=1e-12)  # type: ignore[attr-defined]
+        assert torch.allclose(one, torch.as_tensor(other.detach().numpy()), atol=1e-12)
 
 
 HELD = {
