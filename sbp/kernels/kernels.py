@@ -112,7 +112,9 @@ def _recurrent(call: Call, wants: Sequence[bool], count: float) -> Kernels:
     moments = call.bound["x"].shape[0] * (1 + bool(call.bound["both"]))
     # The input's product is made at once; every moment reads the weights of its state, and has gates to compute.
     traffic = (*(1.0 for _ in call.inputs), *(1.0 + MOMENT_PASSES for _ in call.outputs))
-    forward = OpPass(count, traffic, MOMENT_LAUNCHES * moments + 1.0)
+    kind = call.bound["kind"]
+    fused = kind == "lstm" and call.bound["lengths"] is None
+    forward = OpPass(count, traffic, (2.0 if fused else MOMENT_LAUNCHES[kind]) * moments + 1.0)
     if not any(wants):
         return Kernels(forward, _nothing(call), False)
     return Kernels(forward, OpPass(3 * count, tuple(3 * t for t in traffic), 3 * forward.launches), False)
@@ -152,7 +154,9 @@ def _nothing(call: Call) -> OpPass:
 
 
 EIGHT_BITS = "sbpflow::product_of_8_bits"
-MOMENT_LAUNCHES = 8.0  # of a moment of a recurrent layer: a product, gates, and the state
+# Of a moment of a recurrent layer, a product, gates and the state: as many launches as it took on a CPU. Only an LSTM
+# of whole sequences has them in one kernel there.
+MOMENT_LAUNCHES = {"lstm": 20.0, "gru": 20.0, "rnn_tanh": 5.0, "rnn_relu": 5.0}
 MOMENT_PASSES = 8.0  # over what a moment gives: gates are four of its size, read and written
 
 _TERMS: Mapping[str, str] = {

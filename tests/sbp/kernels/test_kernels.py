@@ -94,16 +94,17 @@ def test_rows_of_a_table_are_read_and_not_the_table() -> None:
 
 
 def test_a_layer_of_moments_is_launched_at_each() -> None:
-    def launches(time: int, both: bool = False) -> float:
+    def launches(time: int, both: bool = False, kind: str = "lstm") -> float:
         x = torch.ones(time, 2, 4)
         states = [torch.ones(1 + both, 2, 3)] * 2
         weights = [torch.ones(12, 4), torch.ones(12, 3)] * (1 + both)
         op = torch.ops.sbpflow.recurrent.default
-        call = Call(op, (x, None, states, weights, "lstm", False, both, None), {}, (torch.ones(time, 2, 3),))
+        call = Call(op, (x, None, states, weights, kind, False, both, None), {}, (torch.ones(time, 2, 3),))
         return kernels_of(call).forward.launches
 
     assert launches(20) - launches(10) == launches(10) - 1
     assert launches(10, both=True) == launches(20)
+    assert launches(10, kind="gru") > 5 * launches(10)  # no kernel has all of a moment
 
 
 def test_eight_bits_are_scaled_before_they_are_multiplied() -> None:
