@@ -24,6 +24,8 @@ from ...sbp.joint.solver.propagation import Changed, changed
 from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
+from ..graph.compiler.backends import Backend
+from ..graph.options import GivenOptions
 from ..graph.step import Step
 from ..model.flows import FlowError
 from .assignment import assignment
@@ -99,10 +101,11 @@ def check(
     cluster: Cluster | str | Path | None = None,
     ranks: int | None = None,
     strict: bool = True,
+    backend: Backend = "auto",
 ) -> Checked:
     """A plan held against a model and a batch; where `strict`, an `expect` line that fails is an error."""
     with priced_by(cluster):
-        _, checked = stepped(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+        _, checked = stepped(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, backend=backend)
     if strict:
         expected(plan, checked.findings)
     return checked
@@ -116,9 +119,10 @@ def stepped(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Step, Checked]:
     """The planned step of a plan, and what is found of it."""
-    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+    step = planned_step(plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, backend=backend)
     return step, checked_step(plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
 
 
@@ -140,7 +144,8 @@ def checked_step(
     for line in plan.statements:
         if isinstance(line, ExpectAtMost) and line.of is not None and line.of not in others:
             other = type(plan).load(_beside(plan, line.of))
-            there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+            how = step.plan.options.backend
+            there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, backend=how)
             others[line.of] = explained(there).predicted or 0.0
     found = findings(plan, step, others)
     whole = grids_of(plan, ranks, model).whole
@@ -169,6 +174,7 @@ def planned_step(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
     captures: Captures | None = None,
+    backend: Backend = "auto",
 ) -> Step:
     """The step that a plan gives, of which nothing runs; the notes of the model are afterwards what they were.
     `captures` are those of other plans for the same model, batch and loss."""
@@ -178,7 +184,8 @@ def planned_step(
         made = assignment(plan, model, grids_of(plan, ranks, model), given)
         noted(made, model)
         listed: Any = optimizer if optimizer is not None else _usual(model)
-        how = model, loss_fn or _usual_loss, listed, options_of(made), captures
+        options: GivenOptions = {**options_of(made), "backend": backend}
+        how = model, loss_fn or _usual_loss, listed, options, captures
         graph: CompiledGraph[Any, ..., Any] = CompiledGraph(*how)
         try:
             return graph.step_for(*args, **kwargs)

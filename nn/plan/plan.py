@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...placement import Cluster
+from ..graph.compiler.backends import Backend
 from .check import Checked, Loss, check
 from .language.lines import Line
 from .language.plan_text import PlanText
@@ -42,15 +43,19 @@ class Plan(PlanText):
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         cluster: Cluster | str | Path | None = None,
         ranks: int | None = None,
+        backend: Backend = "auto",
     ) -> Checked:
         """The step that this plan gives, without a device: seconds, memory, moves, and `expect` lines; one that fails
         is an error.
 
         The model may be on meta, and stays as it is; so may the batch, a tensor, several, or named ones in a dict.
         Without a loss function it is the model's own, without an optimizer AdamW. `ranks` are those of which the grid
-        has what is left.
+        has what is left. `backend` is as in `flow.compile`: "code" runs, and prices, op by op, which "auto" does on a
+        CPU alone.
         """
-        return check(self, model, batch, loss_fn=loss_fn, optimizer=optimizer, cluster=cluster, ranks=ranks)
+        return check(
+            self, model, batch, loss_fn=loss_fn, optimizer=optimizer, cluster=cluster, ranks=ranks, backend=backend
+        )
 
     @classmethod
     def taken(cls, model: nn.Module, over: str, what: str = "tp_plan") -> Self:

@@ -195,3 +195,14 @@ def test_answers_say_how_well_the_seconds_of_a_device_are_known(name: str, said:
     assert f"\n  devices {said}\n" in made.report.full()
     assert said in made.report.html()
     assert made.dict()["report"]["devices"] == said
+
+
+def test_op_by_op_a_step_of_a_card_is_priced_with_all_its_launches() -> None:
+    """Compiled, norms and pointwise ops between two products are one kernel."""
+    plan = flow.Plan.read("grid cuda (data=1)")
+    eager = plan.check(Blocks(2), X, cluster="h100x8", backend="code")
+    compiled = plan.check(Blocks(2), X, cluster="h100x8")
+    assert compiled.report.compute < eager.report.compute  # type: ignore[operator]
+    assert compiled.seconds == plan.check(Blocks(2), X, cluster="h100x8", backend="inductor").seconds
+    with pytest.raises(SbpError, match="backend='fast'\n  there are 'auto'"):
+        plan.check(Blocks(2), X, backend="fast")  # type: ignore[arg-type]
