@@ -1,10 +1,11 @@
 """Ordinary tests as a card runs them: in a copy of the repository "cpu" is "cuda", and what is made lies on the card.
 
-    python -m tools.card_tests [--into DIR] [--ranks] [what pytest takes, such as tests/nn/tensors -n 8]
+    python -m tools.card_tests [--into DIR] [--ranks] [--sample N] [what pytest takes, such as tests/nn/tensors -n 8]
 
 Where there is no card, a played one serves: python -m tools.played_card python -m tools.card_tests tests/nn/tensors
 With --ranks only tests on real ranks run, over NCCL: they share the card, which NCCL takes for cards of as many hosts.
-Some tests fail for what they are: they look into a text that says "cpu", read a tensor as numpy does, or hold files.
+Some tests fail for what they are: they look into a text that says "cpu", count calls, or read a tensor as numpy does.
+tools/card_plugin.py has these by general rules, with the reason of each; they are told as expected to fail.
 """
 
 import argparse
@@ -22,41 +23,25 @@ STAY = ("card", "gpu")  # folders of tests that say themselves where they run
 # A card takes no index that is out of range: what such a test did is an error of all that comes behind it.
 POISON = ("tests/sbp/book/test_indexing.py", "tests/nn/checkpoint/folders")
 CHANGES = (
-    (r'"cpu\b', '"cuda'),
+    (r"""(?<!to=)(["'])cpu\b""", r"\1cuda"),  # offloads go to="cpu" from anywhere
+    (r"\bcpu(?=:\[| \()", "cuda"),
     (r'cluster\("cuda', 'cluster("cpu'),
     (r'cluster="cuda', 'cluster="cpu'),
     (r"torch\.Generator\(\)", 'torch.Generator("cuda")'),
 )
-ON_CARDS = """
-
-@pytest.fixture(autouse=True)
-def all_on_cards() -> Iterator[None]:
-    torch.set_default_device("cuda")
-    yield
-    torch.set_default_device(None)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    on_ranks = bool({"ranks4", "ranks8", "fresh"} & set(getattr(item, "fixturenames", ())))
-    if on_ranks != bool(os.environ.get("CARD_RANKS")):
-        item.add_marker(pytest.mark.skip(reason="the other half"))
-"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="a folder for the copy, which is kept")
-    parser.add_argument("--ranks", action="store_true", help="only tests on real ranks, of which a card is shared")
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as own:
         where = options.into or Path(own) / "copy"
         copied(where)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not alone", *more]
-        command += [word for each in POISON for word in ("--ignore", each)]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.card_plugin", *more]
+        command += ["-m", "not alone", *(word for each in POISON for word in ("--ignore", each))]
         paths = [str(where), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-        environment |= {"CARD_RANKS": "1"} if options.ranks else {}
         return subprocess.run(command, cwd=where, env=environment, check=False).returncode
 
 
@@ -65,8 +50,6 @@ def copied(where: Path) -> None:
     for path in (where / "tests").rglob("*.py"):
         if path.relative_to(where / "tests").parts[0] not in STAY:
             path.write_text(on_cards(path.name, path.read_text(encoding="utf-8")), encoding="utf-8")
-    with (where / "tests" / "conftest.py").open("a", encoding="utf-8") as end:
-        end.write(ON_CARDS)
 
 
 def on_cards(name: str, text: str) -> str:

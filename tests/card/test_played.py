@@ -279,3 +279,50 @@ def test_stages_that_were_placed_by_hand_find_their_tensors_on_the_card(way: str
     mine = step(x).item()
     torch.manual_seed(1)
     assert mine == pytest.approx(loss(alone, x).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_norm_of_half_precision_keeps_its_means_in_single(dtype: torch.dtype) -> None:
+    def gradients(kind: str) -> list[Tensor]:
+        x = torch.linspace(-1, 2, 32, device="cpu").reshape(4, 8).sin().to(kind, dtype).requires_grad_()
+        weight = torch.linspace(0, 1, 8, device="cpu").to(kind, dtype).requires_grad_()
+        torch.nn.functional.layer_norm(x, (8,), weight).square().sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert weight.grad is not None
+        return [x.grad.cpu().float(), weight.grad.cpu().float()]
+
+    for one, other in zip(gradients("cpu"), gradients("cuda"), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-1, atol=1e-1)
+    if dtype is torch.bfloat16:
+        made = torch.native_layer_norm(torch.ones(2, 8, device="cuda", dtype=dtype), [8], None, None, 1e-5)
+        assert [each.dtype for each in made] == [dtype, torch.float32, torch.float32]
+
+
+def test_nothing_is_drawn_for_what_is_empty() -> None:
+    torch.manual_seed(0)
+    wanted = torch.rand(3, device="cuda")
+    torch.manual_seed(0)
+    torch.rand(0, 2, device="cuda")
+    torch.empty(0, device="cuda").normal_()
+    assert torch.equal(torch.rand(3, device="cuda"), wanted)
+
+
+def test_a_view_is_for_inference_if_its_base_is() -> None:
+    x = torch.ones(4, 2, device="cuda")
+    with torch.inference_mode():
+        assert not x[1:].is_inference()
+        made = x * 2
+    assert made.is_inference()
+    assert made.narrow(0, 1, 2).is_inference()
+    assert x.is_conj() == x.to(torch.complex64).conj().conj().is_conj()
+
+
+def test_a_batch_norm_that_is_not_trained_is_that_of_the_host() -> None:
+    def run(kind: str) -> Tensor:
+        with torch.device("cpu"):
+            layer = torch.nn.BatchNorm1d(4).eval()
+            x = torch.linspace(0, 1, 24).reshape(6, 4)
+        made: Tensor = layer.to(kind)(x.to(kind))
+        return made.detach().cpu()
+
+    assert torch.equal(run("cuda"), run("cpu"))

@@ -51,7 +51,7 @@ def test_what_a_region_saved_is_made_again_once_for_all_cards(sbp: flow.sbp.Sbp,
             lambda a: checkpoint(lambda b: (b @ w).tanh(), a, use_reentrant=reentrant) @ v, x, use_reentrant=False
         )
         y.square().sum().backward()
-        return [each.grad.full_tensor() for each in (x, w, v)]
+        return [each.grad.full_tensor() for each in (x, w, v) if each.grad is not None]
 
     as_on_host(program)
 

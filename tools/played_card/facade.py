@@ -244,6 +244,7 @@ def install() -> None:
     storage.clone = cloned
     given = {
         "_lazy_init": lambda: None,
+        "_initialized": True,  # by which torch's checkpoint knows whether cards have drawn
         "init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -290,6 +291,7 @@ def install() -> None:
     torch._C._host_emptyCache = lambda: None
     torch.backends.cuda.is_built = lambda: True  # which optimizers ask before they look whether a graph is recorded
     cuda.streams.Stream, cuda.streams.Event = Stream, Event
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # which warns that this build has none
     cuda.random.default_generators = cuda.default_generators
     cuda.memory.memory_allocated = given["memory_allocated"]
     if torch.distributed.is_available():

@@ -79,13 +79,14 @@ Tensor without_data(const Tensor& of) {
   return made;
 }
 
-// A tensor on a card over given bytes.
-Tensor on_card(c10::Storage storage, const Tensor& like) {
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(DispatchKey::CUDA), like.dtype());
+// A tensor on a card over given bytes; a view is a tensor for inference if its base is, whatever mode is on.
+Tensor on_card(c10::Storage storage, const Tensor& like, const Tensor* base = nullptr) {
+  auto made = base ? at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base->key_set(), like.dtype())
+                   : at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(DispatchKey::CUDA), like.dtype());
   auto* of = made.unsafeGetTensorImpl();
   of->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  if (like.is_conj()) made._set_conj(true);
-  if (like.is_neg()) made._set_neg(true);
+  made._set_conj(like.is_conj());
+  made._set_neg(like.is_neg());
   return made;
 }
 
@@ -212,6 +213,15 @@ bool takes_generator(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// A card keeps means and deviations of half precision in single; the host's kernels want all of one dtype, so they are
+// given singles, and what comes out is rounded where it is put.
+const std::unordered_set<std::string> SINGLE{"aten::native_layer_norm_backward", "aten::native_group_norm_backward"};
+
+void make_single(std::vector<IValue>& arguments) {
+  for (IValue& each : arguments)
+    each_tensor(each, [](const Tensor& of) { return of.scalar_type() == at::kHalf || of.scalar_type() == at::kBFloat16 ? of.to(at::kFloat) : of; });
+}
+
 // The op on the host's side of it. `arguments` have tensors of the host already.
 std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> arguments, const std::optional<Drawn>& drawn) {
   Plain plain;
@@ -221,8 +231,9 @@ std::vector<IValue> on_host(const c10::OperatorHandle& op, std::vector<IValue> a
     auto& name = schema.arguments()[k].name();
     if (arguments[k].isDevice()) arguments[k] = Device(DeviceType::CPU);
     else if (name == "pin_memory" && arguments[k].isBool()) arguments[k] = false;
-    else if (name == "generator" && seed) arguments[k] = at::detail::createCPUGenerator(*seed);
+    else if (name == "generator") arguments[k] = seed ? IValue(at::detail::createCPUGenerator(*seed)) : IValue();
   }
+  if (SINGLE.count(schema.name())) make_single(arguments);
   Stack stack(std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
   at::Generator own = at::detail::getDefaultCPUGenerator();
   Tensor before;
@@ -288,7 +299,7 @@ void view(Call& call, Stack* stack) {
   for (IValue& each : results) {
     each_tensor(each, [&](const Tensor& of) -> Tensor {
       for (auto& [card, host] : pairs)
-        if (host.storage().is_alias_of(of.storage())) return on_card(card.storage(), of);
+        if (host.storage().is_alias_of(of.storage())) return on_card(card.storage(), of, &card);
       return of;
     });
     stack->push_back(std::move(each));
@@ -373,7 +384,18 @@ std::optional<std::vector<IValue>> foreseen(const Call& call, std::vector<std::p
 }
 
 void put(const Tensor& to, const Tensor& from) {
+  if (!from.numel()) return;  // what a card's kernel leaves in it and the host's does not, such as a batch norm's means
   if (to.data_ptr() != from.data_ptr() && to.numel()) to.copy_(from);
+}
+
+// A card's kernel does not start for what is empty, so that its generator stays.
+bool draws_nothing(const Call& call, const std::vector<Seen>& news) {
+  for (auto& each : news)
+    for (auto size : each.sizes)
+      if (!size) return true;
+  for (std::size_t k = 0; k < call.given.size(); k++)
+    if (call.written[k] && !call.given[k].numel()) return true;
+  return false;
 }
 
 void later(Call& call, Stack* stack, std::vector<IValue> promised, const std::vector<std::pair<Tensor, Tensor>>& pairs) {
@@ -395,7 +417,8 @@ void later(Call& call, Stack* stack, std::vector<IValue> promised, const std::ve
       news.emplace_back(made);
       return made;
     });
-  auto seed = call.drawn();
+  std::optional<Drawn> seed;
+  if (!draws_nothing(call, news)) seed = call.drawn();
   // What the kernel sees of the card are bytes: memory that is freed while it waits is not kept for it.
   // Numbers of the host are read at once: a task that ends with a tensor of Python's would wait for Python's lock.
   std::vector<IValue> arguments = seen_by_host(call, true);
@@ -410,6 +433,8 @@ void later(Call& call, Stack* stack, std::vector<IValue> promised, const std::ve
           at++;
           return of;
         });
+    } catch (const c10::Error& error) {
+      failed(line + ": " + error.what_without_backtrace());
     } catch (const std::exception& error) {
       failed(line + ": " + error.what());
     }

@@ -41,7 +41,7 @@ def step(model: nn.Module) -> Callable[..., Any]:
 
 
 def traced(model: nn.Module, *args: Any, reuse: bool = True, **kwargs: Any) -> tuple[Logical, Constants]:
-    return trace(step(model), args, kwargs, {"": model}, reuse=reuse)
+    return trace(step(model), args, kwargs, {"": model}, device=torch.get_default_device().type, reuse=reuse)
 
 
 def ops_of(logical: Logical) -> list[str]:

@@ -20,7 +20,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def ran(model: nn.Module, build: Callable[..., Any], *args: Any) -> tuple[Logical, Ran]:
-    logical, constants = trace(build, args, {}, {"": model})
+    logical, constants = trace(build, args, {}, {"": model}, device=torch.get_default_device().type)
     return logical, interpret(logical, constants, {"": model}, *args)
 
 
