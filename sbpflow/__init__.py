@@ -18,7 +18,7 @@ from .nn.graph.launches import ahead
 from .nn.islands.client import island
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
-from .nn.plan.planner import plan
+from .nn.plan.search.planner import plan
 from .nn.refit.addends import addends
 from .nn.refit.refit import refit
 from .nn.tensors.dtensor import from_dtensor, to_dtensor

@@ -28,7 +28,7 @@ UNREACHED = {
     "placement/doctor.py": "what is said where no card is",
     "nn/model/fp8.py": "the played card has products of 8 bits",
     "nn/model/recompute/core_replay.py": "a composite that draws and is run again: ordinary tests, on the host",
-    "nn/plan/planner.py": "a planner that is told no cluster",
+    "nn/plan/search/planner.py": "a planner that is told no cluster",
 }
 
 

@@ -9,7 +9,6 @@ compiled            compile: a step by a plan
 answer              the plan that runs, with all said
 expect, check       what is expected of a plan; a plan held against a model, without a device
 plan                Plan, with all of that
-cases, away         bounds of other plans than the open one; offloading under a limit
-planner             the cheapest plan, and runners_up: why not the others
+search              the cheapest plan, what else was tried, and why not that
 model_source, command   the command line
 """

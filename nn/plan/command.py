@@ -18,7 +18,7 @@ from .check import Checked, planned_step, priced_by, stepped
 from .language.diff import diff
 from .model_source import NamedModel, model_called
 from .plan import Plan
-from .planner import plan
+from .search.planner import plan
 
 __all__ = ["add_commands", "run_command"]
 

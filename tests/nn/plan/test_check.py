@@ -92,7 +92,7 @@ def test_a_check_needs_no_values_and_no_devices_and_changes_nothing() -> None:
     checked = plan.check(model, x, cluster="h100x8*2", ranks=16)
     assert "data=8, tensor=2" in str(checked.report.placements)
     assert not [key for part in model.modules() for key in part.__dict__ if key.startswith("_sbpflow")]
-    assert set(checked.dict()) == {"seconds", "memory", "fits", "moves", "expect", "report"}
+    assert set(checked.dict()) == {"seconds", "memory", "fits", "moves", "changed", "expect", "report"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sbpflow.nn.plan.assignment import assignment
 from sbpflow.nn.plan.check import planned_step
 from sbpflow.nn.plan.grids import grids_of
 from sbpflow.nn.plan.notes import kept_notes, noted
-from sbpflow.nn.plan.planner import FoundPlan
+from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.placement.errors import SbpError
 
 LINE, TWO_BY_TWO = "grid (data=4)", "grid (data=2, tensor=2)"

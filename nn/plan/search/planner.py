@@ -14,24 +14,24 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...boxing.figures import duration, volume
-from ...placement import Cluster, cluster, default_cluster
-from ...placement.device import card_here
-from ...placement.errors import SbpError, SbpflowError
-from ...placement.world import world
-from ...sbp import Layout
-from ..explanations.step_report import explained
-from ..graph.capture.surroundings.garbage import uncollected
-from ..graph.captures import Captures
-from .answer import answer
-from .assignment import Assignment, assignment
+from ....boxing.figures import duration, volume
+from ....placement import Cluster, cluster, default_cluster
+from ....placement.device import card_here
+from ....placement.errors import SbpError, SbpflowError
+from ....placement.world import world
+from ....sbp import Layout
+from ...explanations.step_report import explained
+from ...graph.capture.surroundings.garbage import uncollected
+from ...graph.captures import Captures
+from ..answer import answer
+from ..assignment import Assignment, assignment
+from ..check import Checked, Loss, arguments, checked_step, planned_step, priced_by, room
+from ..grids import grids_of
+from ..language.statements import Accumulate, ExpectAtMost, Limit, Seek
+from ..plan import Plan
 from .candidates import Candidate, candidates, leaves_all, resting, within_limit
 from .cases import Cases
-from .check import Checked, Loss, arguments, checked_step, planned_step, priced_by, room
-from .grids import grids_of
-from .language.statements import Accumulate, ExpectAtMost, Limit, Seek
 from .lighter import in_parts, last_ways, offloading
-from .plan import Plan
 from .runners_up import OtherPlan, TriedPlan, no_less, runners_up, said_of
 
 __all__ = ["FoundPlan", "OtherPlan", "plan"]

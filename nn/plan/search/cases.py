@@ -12,23 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...placement import Placement
-from ...sbp import B, S, Sbp, Split
-from ...sbp.joint.formulate import Formulated
-from ...sbp.joint.pins import allows
-from ...sbp.joint.solver.best import Best, best_of
-from ...sbp.joint.solver.eliminate import components
-from ...sbp.joint.solver.fold import Folded, fold
-from ...sbp.joint.solver.measured import Drawn, Measured, measured
-from ...sbp.joint.solver.messages import above
-from ...sbp.joint.solver.multipliers import At, Climb, climbed
-from ...sbp.joint.solver.presolve import Model, presolve
-from ...sbp.joint.solver.table import Table
-from ...sbp.joint.source_options import Stored
-from ...sbp.logical import Logical, Source
-from ..graph.choose.choose import Decided
-from .assignment import Assignment
-from .language.statements import Kind, Offload, Recompute
+from ....placement import Placement
+from ....sbp import B, S, Sbp, Split
+from ....sbp.joint.formulate import Formulated
+from ....sbp.joint.pins import allows
+from ....sbp.joint.solver.best import Best, best_of
+from ....sbp.joint.solver.eliminate import components
+from ....sbp.joint.solver.fold import Folded, fold
+from ....sbp.joint.solver.measured import Drawn, Measured, measured
+from ....sbp.joint.solver.messages import above
+from ....sbp.joint.solver.multipliers import At, Climb, climbed
+from ....sbp.joint.solver.presolve import Model, presolve
+from ....sbp.joint.solver.table import Table
+from ....sbp.joint.source_options import Stored
+from ....sbp.logical import Logical, Source
+from ...graph.choose.choose import Decided
+from ..assignment import Assignment
+from ..language.statements import Kind, Offload, Recompute
 
 __all__ = ["Cases"]
 

@@ -10,12 +10,12 @@ from math import prod
 
 from torch import nn
 
-from ...placement.errors import SbpError
-from ...sbp import Broadcast
-from ..graph.capture.repeats.likeness import blocks_of
-from .assignment import Assignment
-from .language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
-from .plan import Plan
+from ....placement.errors import SbpError
+from ....sbp import Broadcast
+from ...graph.capture.repeats.likeness import blocks_of
+from ..assignment import Assignment
+from ..language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
+from ..plan import Plan
 
 __all__ = ["Candidate", "body", "candidates", "layers_of", "leaves_all", "opened", "resting", "within_limit"]
 

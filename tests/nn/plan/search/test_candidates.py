@@ -10,9 +10,9 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.nn.graph.passes import Passes
-from sbpflow.nn.plan.candidates import candidates, resting
 from sbpflow.nn.plan.check import priced_by
-from sbpflow.nn.plan.planner import FoundPlan, _Trying
+from sbpflow.nn.plan.search.candidates import candidates, resting
+from sbpflow.nn.plan.search.planner import FoundPlan, _Trying
 
 GRID = "grid cuda (data=2, tensor=4)"
 

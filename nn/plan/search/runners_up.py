@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from ...boxing.figures import duration, volume
-from ..explanations.step_report import parts_of
-from ..graph.step import Step
+from ....boxing.figures import duration, volume
+from ...explanations.step_report import parts_of
+from ...graph.step import Step
+from ..check import Checked
+from ..plan import Plan
 from .candidates import Candidate
-from .check import Checked
-from .plan import Plan
 
 __all__ = ["OtherPlan", "TriedPlan", "no_less", "runners_up", "said_of"]
 

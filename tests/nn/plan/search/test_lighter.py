@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow.nn.plan.language.statements import Accumulate, Offload, Recompute
-from sbpflow.nn.plan.planner import FoundPlan
+from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.placement.errors import ShortageError
 
 GRID = "grid (data=2)"

@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 from torch import nn
 
-from ..model.paths import met
+from ...model.paths import met
+from ..check import Checked
+from ..language.statements import Accumulate, Pipe
+from ..plan import Plan
 from .candidates import Candidate, body, layers_of, leaves_all, opened
-from .check import Checked
-from .language.statements import Accumulate, Pipe
-from .plan import Plan
 
 __all__ = ["in_parts", "last_ways", "offloading"]
 
