@@ -119,7 +119,8 @@ def test_a_batch_runs_in_as_few_parts_as_fit() -> None:
     found = flow.plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8", memory=limit)
     assert [line.micro_batches for line in found.statements if isinstance(line, Accumulate)] == [4]
     assert found.checked.memory <= limit
-    assert found.checked.seconds < min(one.seconds for one in found.runners_up if "host" in one.name)
+    others = [one.checked for one in found.runners_up if one.checked is not None and one.checked.memory <= limit]
+    assert all(found.checked.seconds <= other.seconds for other in others)
     alone = torch.randn(64, 64)
     here = Net()
     step = flow.compile(here, loss_fn, plan=str(found).replace("cuda", "cpu").replace("expect", "#"))
