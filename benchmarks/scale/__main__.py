@@ -1,0 +1,78 @@
+"""Ask our own path the published steps.
+
+    python -m benchmarks.scale [--quick] [--only TABLE ...] [--row TEXT] [--jobs N] [--known] [--write]
+
+Each row is a process; answers are kept in the folder of temporary files, by the row and all of our code.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.parts.command import command_line
+
+from .asked import LONGEST, Answer, asked, known
+from .report import report
+from .rows import TABLES, rows
+from .setting import Published
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+BEGIN, END = "<!-- scale:begin -->", "<!-- scale:end -->"
+FEW = 3  # rows of a table that are asked by --quick
+SAMPLE = 20  # rows of a table of hundreds: every so many-th
+
+
+def main() -> None:
+    parser = command_line(__doc__, TABLES)
+    parser.add_argument("--row", default="", help="those alone whose names have this in them")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once")
+    parser.add_argument("--known", action="store_true", help="nothing is asked that was not asked before")
+    parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of the clock for a row")
+    options = parser.parse_args()
+    found = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for table in options.only:
+            chosen = _chosen(table, options.row, quick=options.quick)
+            ask = known if options.known else None
+            jobs = [
+                (row, pool.submit(ask, row) if ask else pool.submit(asked, row, number, options.longest))
+                for number, row in chosen
+            ]
+            found[table] = [(row, job) for row, job in jobs]
+        tables: dict[str, list[tuple[Published, Answer]]] = {}
+        for table, waiting in found.items():
+            tables[table] = []
+            for row, job in waiting:
+                answer = job.result()
+                if answer is not None:
+                    tables[table].append((row, answer))
+                    _told(row, answer)
+    lines = "\n".join(report({table: told for table, told in tables.items() if told}))
+    print(lines)
+    if options.write:
+        _put(lines)
+
+
+def _chosen(table: str, text: str, *, quick: bool) -> list[tuple[int, Published]]:
+    listed = [(number, row) for number, row in enumerate(rows(table)) if text in row.name]
+    if quick:
+        return listed[:: max(1, len(listed) // FEW)][:FEW]
+    return listed[:: max(1, len(listed) // SAMPLE)] if len(listed) > 2 * SAMPLE else listed
+
+
+def _told(row: Published, answer: Answer) -> None:
+    said = f"{answer['seconds'] / row.seconds - 1:+.0%}, {answer['processor']:.0f} s" if "seconds" in answer else answer
+    print(f"{row.table} {row.name}: {said}", file=sys.stderr, flush=True)
+
+
+def _put(lines: str) -> None:
+    """Put the tables between their markers in the docs."""
+    text = DOCS.read_text(encoding="utf-8")
+    head, found, rest = text.partition(BEGIN)
+    if not found or END not in rest:
+        raise ValueError(f"{DOCS} has no place for the tables")
+    DOCS.write_text(f"{head}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The clusters of the published tables, by their headers."""
+
+from dataclasses import replace
+from math import ceil
+
+import sbpflow as flow
+from sbpflow.placement import Cluster
+
+__all__ = ["cluster_of"]
+
+
+def cluster_of(hardware: str, gpus: int) -> Cluster:
+    """The cluster of so many cards; a node has 8 of them."""
+    base, _, kind = hardware.partition(" ")
+    nodes = max(1, ceil(gpus / 8))
+    found = flow.cluster(f"{base}x8*{nodes}" if nodes > 1 else f"{base}x8")
+    if kind == "one adapter":  # 100 Gb/s a node, of which each of its 8 cards has its share while all send
+        node, network = found.levels
+        return replace(found, levels=(node, replace(network, bandwidth=0.8 * 12.5e9 / 8)))
+    if kind == "slow memory":  # the H100 of torchtitan's notes: HBM2e, 96 GB, 500 W
+        return replace(found, device=replace(found.device, memory=96e9, memory_bandwidth=2.4e12))
+    return found

@@ -1,0 +1,173 @@
+"""Models as the trainers of the tables have them, on meta: GPT of Megatron-LM, and Llama of torchtitan.
+
+Those of transformers compute the same, but by more kernels: a mask that is added, float32 softmax by casts, rotary
+embeddings in five ops. What trainers run as one kernel is one op here. In a GPT the fused softmax has the mask inside,
+and dropout of the scores, a kernel that reads and writes them, is the scale; a bias and dropout are added with the
+residual.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .setting import Architecture
+
+__all__ = ["loss_of", "made"]
+
+
+def made(of: Architecture) -> nn.Module:
+    """The model on meta."""
+    with torch.device("meta"):
+        return GPT(of) if of.family == "gpt" else Llama(of)
+
+
+def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+
+
+class Scores(nn.Module):
+    """Attention that is not fused: what selective recomputation runs again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = width**-0.5
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale
+        return torch.matmul(F.softmax(scores, -1), value)
+
+
+class Attention(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.heads, self.width = of.heads, of.hidden // of.heads
+        self.qkv, self.proj = nn.Linear(of.hidden, 3 * of.hidden), nn.Linear(of.hidden, of.hidden)
+        self.core = Fused(of) if of.fused else Scores(self.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        packed = self.qkv(x).view(batch, length, self.heads, 3 * self.width)
+        made = self.core(*packed.transpose(1, 2).chunk(3, -1))
+        found: Tensor = self.proj(made.transpose(1, 2).reshape(batch, length, -1))
+        return found
+
+
+class MLP(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(of.hidden, 4 * of.hidden), nn.Linear(4 * of.hidden, of.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(F.gelu(self.up(x)))
+        return found
+
+
+class Block(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(of.hidden), Attention(of)
+        self.norm2, self.mlp = nn.LayerNorm(of.hidden), MLP(of)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        found: Tensor = x + self.mlp(self.norm2(x))
+        return found
+
+
+class Embedding(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(of.vocabulary, of.hidden), nn.Embedding(of.length, of.hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.words(tokens) + self.places.weight
+        return found
+
+
+class GPT(nn.Module):
+    """The head has the table of words, as published ones do."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.embedding = Embedding(of)
+        self.layers = nn.ModuleList(Block(of) for _ in range(of.layers))
+        self.norm, self.head = nn.LayerNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+        self.head.weight = self.embedding.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(self.norm(x))
+        return found
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.width = of.hidden // of.heads
+        few = of.keys * self.width
+        self.q, self.o = (nn.Linear(of.hidden, of.hidden, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(of.hidden, few, bias=False) for _ in range(2))
+        self.core = Fused(of)
+
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        query, key, value = (
+            part(x).view(batch, length, -1, self.width).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        made = self.core(query * turns, key * turns, value)
+        found: Tensor = self.o(made.transpose(1, 2).reshape(batch, length, -1))
+        return found
+
+
+class Fused(nn.Module):
+    """Causal attention in one kernel."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.shared = of.keys not in (0, of.heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.shared)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(of.hidden, of.ffn, bias=False) for _ in range(2))
+        self.down = nn.Linear(of.ffn, of.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return found
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.RMSNorm(of.hidden), LlamaAttention(of)
+        self.norm2, self.mlp = nn.RMSNorm(of.hidden), GatedMLP(of)
+
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), turns)
+        found: Tensor = x + self.mlp(self.norm2(x))
+        return found
+
+
+class Llama(nn.Module):
+    """Rotary embeddings are a product with a table: a kernel that reads and writes queries and keys."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.words = nn.Embedding(of.vocabulary, of.hidden)
+        self.layers = nn.ModuleList(LlamaBlock(of) for _ in range(of.layers))
+        self.norm, self.head = nn.RMSNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+        self.register_buffer("turns", torch.empty(of.length, of.hidden // of.heads, dtype=torch.bfloat16))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x, self.turns)
+        found: Tensor = self.head(self.norm(x))
+        return found

@@ -1,0 +1,65 @@
+"""The plan of a published run, in the plan language: all that it says, and nothing chosen besides."""
+
+from .setting import Architecture, Run
+
+__all__ = ["plan_of"]
+
+TENSOR = {
+    "gpt": """
+{embedding.words,head}.weight: tensor=S(0)
+layers.*.attention.qkv: tensor=S(0)
+layers.*.attention.proj.weight: tensor=S(1)
+layers.*.mlp.up: tensor=S(0)
+layers.*.mlp.down.weight: tensor=S(1)
+""",
+    "llama": """
+{words,head}.weight: tensor=S(0)
+layers.*.attention.{q,k,v}.weight: tensor=S(0)
+layers.*.attention.o.weight: tensor=S(1)
+layers.*.mlp.{gate,up}.weight: tensor=S(0)
+layers.*.mlp.down.weight: tensor=S(1)
+""",
+}
+SEQUENCE = """
+{FIRST} -> tensor=S(1)
+layers.*.{norm1,norm2} -> tensor=S(1)
+layers.*.{attention,mlp} -> tensor=S(1)
+layers.* -> tensor=S(1)
+"""
+ZERO: tuple[list[str], ...] = ([], ["states **: data=S(0)"], ["{grads,states} **: data=S(0)"], ["**: data=S(0)"])
+AGAIN = {
+    "full": "recompute layers.*",
+    "core": "recompute layers.*.attention.core",
+    "products": "recompute layers.* keep mm, attention",
+}
+
+
+def plan_of(of: Architecture, run: Run) -> str:
+    """The text of the plan; `hold **` keeps flows that it does not name as they follow from it."""
+    # Inner axes stay in a node: as everybody places them.
+    sizes = {"pipe": run.pipe, "data": run.data, "context": run.context, "tensor": run.tensor}
+    axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+    lines = [f"grid cuda ({axes})" if axes else "grid cuda (data=1)"]
+    if run.tensor > 1:
+        lines += TENSOR[of.family].strip().splitlines()
+        if run.sequence:
+            first = "embedding" if of.family == "gpt" else "words"
+            lines += SEQUENCE.replace("{FIRST}", first).strip().splitlines()
+    cut = [f"{axis}=S({dim})" for dim, axis in enumerate(("data", "context")) if sizes[axis] > 1]
+    lines += [f"input {name} <- {', '.join(cut)}" for name in ("tokens", "targets") if cut]
+    if run.data > 1:
+        lines += ZERO[run.zero]
+    if run.context > 1:
+        lines.append("inside layers.*.attention.core use ring over context")
+    if run.pipe > 1:
+        chunks = f" v={run.chunks}" if run.chunks > 1 else ""
+        lines.append(f"pipe layers over pipe by {run.schedule}{chunks}, {run.micro_batches} micro-batches")
+    elif run.micro_batches > 1:
+        lines.append(f"{run.micro_batches} micro-batches")
+    if run.again:
+        lines.append(AGAIN[run.again])
+    half = "bf16" if run.dtype == "fp8" else run.dtype
+    lines += [f"cast ** to {half}", "cast {grads,states} ** to fp32"]
+    if run.dtype == "fp8":
+        lines.append("cast layers.*.{attention,mlp} to fp8")
+    return "\n".join([*lines, "hold **"])

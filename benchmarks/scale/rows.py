@@ -1,0 +1,169 @@
+"""The rows of the published tables, as settings; what a table does not say is assumed, and told with the row."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from .setting import Architecture, Published, Run
+
+__all__ = ["TABLES", "rows"]
+
+Line = Mapping[str, str]
+KORTHIKANTI = "korthikanti2022_table5"
+FOLDER = Path(__file__).with_name("published")
+LLAMA = {
+    "8B": Architecture("llama", 32, 4096, 32, 128256, 8192, 14336, 8),
+    "70B": Architecture("llama", 80, 8192, 64, 128256, 8192, 28672, 8),
+    "405B": Architecture("llama", 126, 16384, 128, 128256, 8192, 53248, 8),
+}
+
+
+def rows(table: str) -> list[Published]:
+    """The rows of a table that we can ask; others are not of one step, or of something that we do not have."""
+    path = FOLDER / f"{table}.csv"
+    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return [row for line in csv.DictReader(lines) for row in TABLES[table](line)]
+
+
+def _gpt(line: Line, length: int, vocabulary: int, *, fused: bool = False) -> Architecture:
+    layers, hidden, heads = (int(line[key]) for key in ("layers", "hidden", "heads"))
+    return Architecture("gpt", layers, hidden, heads, vocabulary, length, fused=fused)
+
+
+def _degrees(hardware: str, line: Line) -> Run:
+    """A run of the degrees that most tables have under these names."""
+    data, tensor, pipe = (int(line[key]) for key in ("dp", "tp", "pp"))
+    chunks = int(line.get("virtual_stages") or 1)
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    samples = int(line.get("microbatch") or 1)
+    return Run(hardware, data, tensor, pipe, schedule=schedule, chunks=chunks, samples=samples)
+
+
+def ptdp(line: Line) -> Iterator[Published]:
+    """Micro-batches, schedule and full recomputation are said."""
+    many = int(line["microbatches_per_pipeline"])
+    run = replace(_degrees("a100", line), micro_batches=many, again="full", dtype="fp16")
+    yield Published("ptdp_table1", line["model"], _gpt(line, 2048, 51200), run, float(line["iter_s_derived"]))
+
+
+def korthikanti(line: Line) -> Iterator[Published]:
+    run = replace(_degrees("a100", line), dtype="fp16")
+    run = replace(run, micro_batches=int(line["global_batch"]) // run.data // run.samples)
+    of = _gpt(line, 2048, 51200)
+    full = replace(run, again="full")
+    yield Published(KORTHIKANTI, f"{line['model']} full", of, full, float(line["iter_s_full_recompute"]))
+    core = replace(run, again="core", sequence=True)
+    seconds = float(line["iter_s_seqpar_selective"])
+    yield Published(KORTHIKANTI, f"{line['model']} sequence, selective", of, core, seconds)
+
+
+def mtnlg(line: Line) -> Iterator[Published]:
+    run = _degrees("a100", line)
+    run = replace(run, micro_batches=int(line["global_batch"]) // run.data, again="full")
+    of = Architecture("gpt", 105, 20480, 128, 51200, 2048, fused=False)
+    yield Published("mtnlg530b", f"{line['gpus']} GPUs", of, run, float(line["iteration_s"]), assumed="1 sample")
+
+
+def megascale(line: Line) -> Iterator[Published]:
+    run = _degrees("a100", line)
+    many = int(line["global_batch"]) // run.data
+    run = replace(run, micro_batches=many, again="core", sequence=True, zero=1)
+    said, seconds = "1 sample, selective, ZeRO-1", float(line["iteration_s"])
+    yield Published(
+        "megascale_table2", f"{line['gpus']} GPUs", _gpt(line, 2048, 64000, fused=True), run, seconds, assumed=said
+    )
+
+
+def megatron_h100(line: Line) -> Iterator[Published]:
+    run = _degrees("h100", line)
+    many = int(line["global_batch"]) // run.data
+    run = replace(run, micro_batches=many, again="core", sequence=True, zero=1)
+    said, seconds = "1 sample, selective, ZeRO-1, no virtual stages", float(line["iter_s_derived"])
+    yield Published(
+        "megatron_h100_weak", line["model"], _gpt(line, 4096, 131072, fused=True), run, seconds, assumed=said
+    )
+
+
+def oneflow(line: Line) -> Iterator[Published]:
+    many = int(line["accumulation_steps"])
+    run = replace(_degrees("v100 one adapter", line), micro_batches=many, again="full", dtype="fp16")
+    name = f"{line['group']} {line['dp']}x{line['tp']}x{line['pp']} {line['accumulation_steps']}"
+    memory, seconds = float(line["memory_MiB"]) * 2**20, float(line["latency_ms"]) / 1e3
+    yield Published("oneflow_dlperf_gpt", name, _gpt(line, 2048, 50688), run, seconds, memory)
+
+
+def zero_bubble(line: Line) -> Iterator[Published]:
+    """Stages of one layer less at both ends, which `pipe` finds by what layers take."""
+    stages, samples, many = (int(line[key]) for key in ("stages_gpus", "microbatch", "microbatches"))
+    schedule = {"1F1B": "1f1b", "ZB-1p": "zb_h1"}[line["schedule"]]
+    run = Run("a100", pipe=stages, samples=samples, micro_batches=many, schedule=schedule, dtype="fp16")
+    seconds = samples * many / (float(line["samples_per_gpu_per_s"]) * stages)
+    name = f"{line['model']} {line['schedule']} {many}"
+    memory = float(line["memory_GB"]) * 1e9
+    yield Published("zb_table4_throughput", name, _gpt(line, 1024, 51200), run, seconds, memory)
+
+
+def torchtitan(line: Line) -> Iterator[Published]:
+    words = line["parallelism"].split()
+    sizes = {name: int(words[words.index(name) + 1]) if name in words else 1 for name in ("FSDP", "TP", "CP")}
+    length, samples = int(line["seq"]), int(line["local_batch"])
+    run = Run(
+        "h100 slow memory",
+        data=sizes["FSDP"],
+        tensor=sizes["TP"],
+        context=sizes["CP"],
+        samples=samples,
+        again="full" if line["activation_ckpt"] == "full" else "products",
+        sequence=sizes["TP"] > 1,
+        zero=3,
+        dtype="fp8" if line["dtype"] == "float8" else "bf16",
+    )
+    of = replace(LLAMA[line["model"]], length=length)
+    seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
+    name = f"{line['model']} {line['parallelism']} {length} {line['dtype']}"
+    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30)
+
+
+def llama3(line: Line) -> Iterator[Published]:
+    of = LLAMA["405B"]
+    seconds = (
+        float(line["tokens_per_batch_M"])
+        * 2**20
+        * 6
+        * 405e9
+        / (float(line["tflops_per_gpu"]) * 1e12 * int(line["gpus"]))
+    )
+    many = int(line["batch_per_dp"])
+    run = Run("h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1)
+    yield Published("llama3_405b", f"{line['gpus']} GPUs", of, run, seconds, assumed="1 sample, no virtual stages")
+
+
+def vtrain(line: Line) -> Iterator[Published]:
+    data, tensor, pipe = (int(line[f"{kind} parallelism"]) for kind in ("data", "tensor", "pipeline"))
+    samples, length = int(line["micro batch"]), int(line["sequence length"])
+    of = Architecture(
+        "gpt", int(line["layers"]), int(line["hidden size"]), int(line["attention heads"]), 51200, length, fused=False
+    )
+    many = int(line["global batch"]) // data // samples
+    if data * samples * many != int(line["global batch"]):
+        return
+    run = Run("a100", data, tensor, pipe, micro_batches=many, samples=samples, again="full", dtype="fp16")
+    name = f"{of.hidden} x {of.layers}, {data}x{tensor}x{pipe}, {samples} of {line['global batch']}"
+    table = "vtrain_multi" if "Parameters (billion)" in line else "vtrain_single"
+    yield Published(table, name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")
+
+
+TABLES: dict[str, Callable[[Line], Iterator[Published]]] = {
+    "ptdp_table1": ptdp,
+    KORTHIKANTI: korthikanti,
+    "zb_table4_throughput": zero_bubble,
+    "torchtitan_202412": torchtitan,
+    "megatron_h100_weak": megatron_h100,
+    "megascale_table2": megascale,
+    "mtnlg530b": mtnlg,
+    "oneflow_dlperf_gpt": oneflow,
+    "llama3_405b": llama3,
+    "vtrain_multi": vtrain,
+    "vtrain_single": vtrain,
+}

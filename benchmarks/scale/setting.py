@@ -1,0 +1,70 @@
+"""The setting of a published step: which model, how it was trained, and on which hardware."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Architecture", "Published", "Run"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformer. `ffn` and `keys` are those of Llama; a GPT has 4 times its width, and as many heads of keys."""
+
+    family: Literal["gpt", "llama"]
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    length: int
+    ffn: int = 0
+    keys: int = 0
+    fused: bool = True  # attention in one kernel; the tables of 2021 and 2022 have none
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a forward of one sequence: products of weights and all of attention, the causal half not counted."""
+        h, s = self.hidden, self.length
+        inner, keys = (3 * self.ffn, self.keys) if self.family == "llama" else (8 * h, self.heads)
+        weights = h * (2 * h + 2 * h * keys // self.heads + inner)
+        scores = 2 * h * s * (0.5 if self.fused else 1.0)  # fused attention skips what it does not see
+        return 2.0 * s * (self.layers * (weights + scores) + h * self.vocabulary)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How it was trained: degrees, schedule with virtual stages, micro-batches, and what the backward runs again."""
+
+    hardware: str
+    data: int = 1
+    tensor: int = 1
+    pipe: int = 1
+    context: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    micro_batches: int = 1
+    samples: int = 1  # of a micro-batch, on a rank of `data`
+    again: Literal["", "full", "core", "products"] = ""  # `products`: all but products, as in selective checkpoints
+    sequence: bool = False  # whether the results of norms are cut along tensor, too
+    zero: int = 0
+    dtype: str = "bf16"
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.tensor * self.pipe * self.context
+
+    @property
+    def batch(self) -> int:
+        return self.data * self.samples * self.micro_batches
+
+
+@dataclass(frozen=True)
+class Published:
+    """One row of a table: the seconds of its step, and bytes of the fullest rank where it says so."""
+
+    table: str
+    name: str
+    architecture: Architecture
+    run: Run
+    seconds: float
+    memory: float | None = None
+    assumed: str = ""  # what the table does not say
