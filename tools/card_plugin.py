@@ -105,7 +105,7 @@ ERRORS = os.dup(2)  # pytest puts a file in the place of what is written there
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and (why := noise(item.nodeid, report.longreprtext)):
-        report.outcome, report.wasxfail = "skipped", why  # type: ignore[attr-defined]
+        report.outcome, report.wasxfail = "skipped", why
     return report
 
 

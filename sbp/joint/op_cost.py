@@ -100,10 +100,10 @@ def bytes_of(call: Call) -> list[int]:
 
 
 def dtype_of(call: Call) -> torch.dtype:
-    """The dtype in which products are computed."""
+    """The dtype in which products are computed: that of what is multiplied, whatever the sums are kept in."""
     if call.op._schema.name == EIGHT_BITS:
         return torch.float8_e4m3fn
-    return call.outputs[0].dtype if call.outputs else torch.float32
+    return next((x.dtype for x in (*call.inputs, *call.outputs) if x.is_floating_point()), torch.float32)
 
 
 def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device) -> float:

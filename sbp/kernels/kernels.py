@@ -77,7 +77,7 @@ def is_rowwise(call: Call) -> bool:
 
 
 def _attention(call: Call, wants: Sequence[bool], count: float) -> Kernels:
-    count *= 0.5 if call.bound.get("is_causal") else 1.0
+    count *= 0.5 if call.bound.get("is_causal") or call.bound.get("causal") else 1.0
     forward = OpPass(count, (1.0,) * (len(wants) + len(call.outputs)), 1.0)
     if not any(wants):
         return Kernels(forward, _nothing(call), True)

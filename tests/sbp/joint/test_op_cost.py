@@ -7,7 +7,7 @@ import torch
 
 from sbpflow.placement import Calibration, Device, cluster
 from sbpflow.sbp.call import Call
-from sbpflow.sbp.joint.op_cost import alone, bytes_of, rate, seconds
+from sbpflow.sbp.joint.op_cost import alone, bytes_of, dtype_of, rate, seconds
 from sbpflow.sbp.kernels.kernels import kernels_of
 
 aten = torch.ops.aten
@@ -53,3 +53,18 @@ def test_a_small_product_reaches_less_of_a_card_than_a_large_one() -> None:
     assert shares == sorted(shares)
     assert shares[0] < 0.01
     assert 0.75 < shares[-1] < 0.782
+
+
+def test_products_of_a_ring_are_computed_in_the_dtype_of_queries_and_see_half_where_they_are_causal() -> None:
+    """Its sums are kept in single precision, at whose rate the products are not computed."""
+    import sbpflow.nn.composites.ring_attention as _  # noqa: F401  # the op is known behind that
+
+    def ring(causal: bool) -> Call:
+        half = torch.ones(1, 2, 8, 4, dtype=torch.bfloat16)
+        one, top = torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8)
+        given = (half, half, half, None, None, None, None, [0, 8], [0, 8], 1, causal, 1.0, False)
+        return Call(torch.ops.sbpflow.ring_part.default, given, {}, (one, top, top))
+
+    assert dtype_of(ring(True)) is torch.bfloat16
+    whole, seen = (kernels_of(ring(causal), (True, True, True)).forward.flops for causal in (False, True))
+    assert whole == 2 * seen == 2 * 2 * 8 * 8 * (4 + 4)
