@@ -18,6 +18,7 @@ from .nn.graph.launches import ahead
 from .nn.islands.client import island
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
+from .nn.plan.prediction import Prediction, predict
 from .nn.plan.search.planner import plan
 from .nn.refit.addends import addends
 from .nn.refit.refit import refit
@@ -89,6 +90,7 @@ __all__ = [
     "Placement",
     "PlacementError",
     "Plan",
+    "Prediction",
     "S",
     "Saved",
     "Saving",
@@ -131,6 +133,7 @@ __all__ = [
     "ones_like",
     "placement",
     "plan",
+    "predict",
     "rand",
     "rand_like",
     "randint",

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ def checked_step(
 
 def room(device: Device) -> str:
     """Words for what a plan may take of a device."""
+    if device.memory == inf:
+        return f"nobody says how much memory {device.name} has"
     return f"{device.name} has {volume(int(device.memory))}, of which {RESERVED:.0%} are kept free"
 
 

@@ -1,6 +1,6 @@
 """The command line of plans: plan, draw, diff and simulate, each for a model that is made without values.
 
-python -m sbpflow plan LlamaForCausalLM --cluster h100x8*2          finds a plan, and writes it
+python -m sbpflow plan LlamaForCausalLM --gpus 16xH100              finds a plan, and writes it
 python -m sbpflow plan LlamaForCausalLM my.plan --cluster h100x8*2  checks one
 python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
 python -m sbpflow diff a.plan b.plan
@@ -10,17 +10,25 @@ python -m sbpflow simulate LlamaForCausalLM my.plan
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ...placement import cluster
 from ...placement.errors import SbpError
-from .check import Checked, planned_step, priced_by, stepped
+from .check import planned_step, priced_by, stepped
+from .expect import expected
 from .language.diff import diff
 from .model_source import NamedModel, model_called
 from .plan import Plan
+from .prediction import Prediction, predict
 from .search.planner import plan
 
 __all__ = ["add_commands", "run_command"]
+
+CARDS = {
+    "V100": "v100x8", "A100": "a100x8", "H100": "h100x8", "H200": "h200x8", "B200": "b200x8", "GB200": "gb200x72",
+}  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -31,6 +39,10 @@ def add_commands(commands: Any) -> None:
     planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
     planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
     planning.add_argument("--json", action="store_true", help="print it as json")
+    planning.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(CARDS)}, as in 8xH100")
+    planning.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], help="weights; states are fp32 (bf16 on --gpus)")
+    planning.add_argument("--total-tokens", type=float, metavar="N", help="words of a whole training, as in 15e12")
+    planning.add_argument("--price", type=float, metavar="MONEY", help="of a card and hour")
     drawing = commands.add_parser("draw", help="draw the step of a model under a plan")
     _model_of(drawing)
     drawing.add_argument("plan", metavar="PLAN", type=Path)
@@ -79,29 +91,71 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _checked(asked: Namespace, of: NamedModel, path: Path) -> Checked:
+def _checked(asked: Namespace, of: NamedModel, path: Path) -> Prediction:
     _tell(f"planning by {path}")
-    return Plan.load(path).check(of.model, of.batch, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
+    text = Plan.load(path)
+    found = predict(of.model, of.batch, text, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
+    expected(text, found.checked.findings)
+    return found
 
 
 def _plan(asked: Namespace) -> None:
+    _rented(asked)
     of = _named(asked, asked.model)
+    money = asked.total_tokens, asked.price
     if asked.plan is not None:
-        checked = _checked(asked, of, asked.plan)
-        print(json.dumps(checked.dict(), indent=1) if asked.json else checked)
+        known = _checked(asked, of, asked.plan)
+        said = known.checked.dict() | {"prediction": known.dict(*money)}
+        print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
         return
-    limit = None if asked.memory is None else asked.memory * 2**30
     found = plan(
-        of.model, of.batch, cluster=asked.cluster, memory=limit, loss_fn=of.loss_fn, ranks=asked.ranks, told=_tell
+        of.model,
+        of.batch,
+        plan=asked.dtype and f"cast ** to {asked.dtype}\ncast {{grads,states}} ** to fp32",
+        cluster=asked.cluster,
+        memory=None if asked.memory is None else asked.memory * 2**30,
+        loss_fn=of.loss_fn,
+        ranks=asked.ranks,
+        told=_tell,
     )
     path = found.save(asked.out or Path(f"{of.name}.plan"))
     if asked.json:
         others = [{"name": one.name, "why": one.why, "plan": str(one.plan)} for one in found.runners_up]
-        print(
-            json.dumps({"plan": str(found), "file": str(path), "runners_up": others} | found.checked.dict(), indent=1)
-        )
+        said = {
+            "plan": str(found),
+            "file": str(path),
+            "runners_up": others,
+            "prediction": found.prediction.dict(*money),
+        }
+        print(json.dumps(said | found.checked.dict(), indent=1))
     else:
-        print(f"{found}\n{found.table()}\nwrote {path}")
+        print(f"{found}\n{found.table()}\n")
+        print("\n".join([*found.prediction.lines(*money), f"wrote {path}"]))
+
+
+def _rented(asked: Namespace) -> None:
+    """The cluster and the ranks of so many cards, which `--gpus` says."""
+    if asked.price is not None and asked.total_tokens is None:
+        raise SbpError("--price is that of a whole training\n  say of how many words, as in --total-tokens 15e12")
+    if asked.gpus is None:
+        return
+    many, _, kind = asked.gpus.partition("x")
+    known = {name.lower(): preset for name, preset in CARDS.items()}
+    if asked.cluster is not None or not many.isdigit() or int(many) < 1 or kind.lower() not in known:
+        near = get_close_matches(kind.upper(), CARDS, 1, 0.0)
+        raise SbpError(
+            f"--gpus {asked.gpus} is not understood{' beside --cluster' if asked.cluster else ''}\n"
+            f"  write so many cards of a kind, as in 8x{near[0]}; known are {', '.join(CARDS)}\n"
+            "  for others describe a cluster: --cluster mine.toml"
+        )
+    preset, count = known[kind.lower()], int(many)
+    node = cluster(preset).levels[0].size
+    if count > node and count % node:
+        raise SbpError(
+            f"--gpus {asked.gpus}: nodes have {node} cards\n  take {count // node * node} or {-(-count // node) * node}"
+        )
+    asked.cluster, asked.ranks = f"{preset}*{max(1, count // node)}", asked.ranks or count
+    asked.dtype = asked.dtype or "bf16"
 
 
 def _draw(asked: Namespace) -> None:
@@ -123,7 +177,7 @@ def _diff(asked: Namespace) -> None:
     if asked.model:
         of = _named(asked, asked.model)
         for path in (asked.a, asked.b):
-            print(_checked(asked, of, path))
+            print(_checked(asked, of, path).checked)
 
 
 def _simulate(asked: Namespace) -> None:

@@ -21,7 +21,7 @@ from .expect import expected, findings
 from .grids import grids_of
 from .language.plan_text import PlanText
 from .notes import noted, options_of
-from .plan import Plan, StepPlan
+from .plan import StepPlan, as_plan
 
 __all__ = ["compile"]
 
@@ -162,16 +162,3 @@ def _planned(
     Options.of({**options, **said}, type(model).__name__)  # what it refuses is so before anything is noted
     noted(made, model)
     return made, {**options, **said}
-
-
-def as_plan(given: PlanText | str | Path | None) -> PlanText | None:
-    """A plan that was read, is a text, or lies in a file, which a text of one line may name."""
-    if given is None or isinstance(given, PlanText):
-        return given
-    if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given and given.endswith(".plan")):
-        return Plan.load(given)
-    if isinstance(given, str):
-        return Plan.read(given)
-    raise SbpError(
-        f"plan={given!r}\n  give it a flow.Plan, a text such as 'grid (data=2)', or the path of a file that has one"
-    )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...placement import Cluster
+from ...placement.errors import SbpError
 from ..graph.compiler.backends import Backend
 from .check import Checked, Loss, check
 from .language.lines import Line
@@ -21,7 +22,7 @@ from .language.plan_text import PlanText
 from .language.read import read
 from .taken import taken
 
-__all__ = ["Plan", "StepPlan"]
+__all__ = ["Plan", "StepPlan", "as_plan"]
 
 G = TypeVar("G")
 
@@ -87,3 +88,16 @@ class StepPlan(Plan, Generic[G]):
     def __call__(self, *args: Any, **kwargs: Any) -> G:
         """Capture and choose for arguments like these, which may be on meta; nothing is run. Returns the graph."""
         return self.prepare(*args, **kwargs)
+
+
+def as_plan(given: PlanText | str | Path | None) -> PlanText | None:
+    """A plan that was read, is a text, or lies in a file, which a text of one line may name."""
+    if given is None or isinstance(given, PlanText):
+        return given
+    if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given and given.endswith(".plan")):
+        return Plan.load(given)
+    if isinstance(given, str):
+        return Plan.read(given)
+    raise SbpError(
+        f"plan={given!r}\n  give it a flow.Plan, a text such as 'grid (data=2)', or the path of a file that has one"
+    )

@@ -27,8 +27,9 @@ from ..answer import answer
 from ..assignment import Assignment, assignment
 from ..check import Checked, Loss, arguments, checked_step, planned_step, priced_by, room
 from ..grids import grids_of
-from ..language.statements import Accumulate, ExpectAtMost, Limit, Seek
-from ..plan import Plan
+from ..language.statements import Accumulate, ExpectAtMost, Grid, Limit, Seek
+from ..plan import Plan, as_plan
+from ..prediction import Prediction, predicted
 from .candidates import Candidate, candidates, leaves_all, resting, within_limit
 from .cases import Cases
 from .lighter import in_parts, last_ways, offloading
@@ -48,6 +49,7 @@ class FoundPlan(Plan):
     """
 
     checked: Checked
+    prediction: Prediction
     found: str  # what it is called among those that were tried
     runners_up: tuple[OtherPlan, ...] = ()
     floor: float = 0.0
@@ -118,10 +120,12 @@ def plan(
         if best is None or best.step is None or best.checked is None:
             raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
         checked = replace(best.checked, report=explained(best.step))
+        prediction = predicted(best.step, checked, batch, grids_of(given, ranks, model).whole.size)
         said = answer(best.step, trying.meaning(best.of.plan), checked.report)
     within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}"
     made = FoundPlan.read(said if not within or f"{within}\n" in said else f"{said}{within}{source}\n")
     object.__setattr__(made, "checked", checked)
+    object.__setattr__(made, "prediction", prediction)
     object.__setattr__(made, "found", best.of.name)
     object.__setattr__(made, "floor", max(0.0, tried[0].bound))
     object.__setattr__(made, "runners_up", runners_up(tried, best, limit))
@@ -237,13 +241,17 @@ def _limit(given: Plan, memory: float | None, ranks: int | None, model: nn.Modul
 
 
 def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
-    """The plan that is to be filled in, or a grid of the cluster's levels.
+    """The plan that is to be filled in; one without a grid, or none, gets that of the cluster's levels."""
+    said = as_plan(plan)
+    if said is None:
+        return Plan.read(_grid(which, ranks))
+    if any(isinstance(line, Grid) for line in said.statements):
+        return Plan.read(said.text, said.name)
+    return Plan.read(f"{_grid(which, ranks)}\n{said.text}", said.name)
 
-    The grid has an axis `data`, along which batches are cut, and inside of hosts `tensor` where there are several."""
-    if isinstance(plan, Plan):
-        return plan
-    if plan is not None:
-        return Plan.load(plan) if isinstance(plan, Path) or str(plan).endswith(".plan") else Plan.read(plan)
+
+def _grid(which: Cluster | str | Path | None, ranks: int | None) -> str:
+    """A grid with an axis `data`, along which batches are cut, and inside of hosts `tensor` where there are several."""
     card = card_here()
     cards = card.count if card else 0
     here = default_cluster(card.name if card else "cpu")
@@ -262,5 +270,5 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
     known = which is not None and "*" in str(which)
     size = ranks or (there.capacity[-1] if known else min(node, cards) if which is None and cards else node)
     if node == 1 or size <= node or size % node:
-        return Plan.read(f"grid {kind} (data={size})")
-    return Plan.read(f"grid {kind} (data={size // node}, tensor={node})")
+        return f"grid {kind} (data={size})"
+    return f"grid {kind} (data={size // node}, tensor={node})"

@@ -1,6 +1,7 @@
 """The command line of plans, on models of a file and of transformers."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,35 @@ def test_what_cannot_be_is_said_without_a_traceback(
 ) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_cards_are_rented_by_their_names(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, "plan", "mine.py:twins", "--gpus", "8xh100", "--total-tokens", "1e9", "--price", "2.5")
+    assert "cast ** to bf16" in said
+    assert "\n8 x H100, fits: H100 has 74.5 GiB, of which 5% are kept free\n" in said
+    assert re.search(r"training 1e\+09 tokens in [\d.]+ days, [\d,]+ at 2.5 a device and hour", said)
+    assert "assumed  H100: fitted, on published steps" in said
+    found = json.loads(told(capsys, "plan", "mine.py:twins", "--gpus", "2xA100", "--dtype", "fp32", "--json"))
+    assert found["prediction"]["ranks"] == 2
+    assert "cast ** to fp32" in found["plan"]
+    assert "grid cuda (data=2)" in found["plan"]
+    checked = json.loads(told(capsys, "plan", "mine.py:twins", "Twins.plan", "--gpus", "2xA100", "--json"))
+    assert checked["prediction"] == found["prediction"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--gpus", "8xH10"], "write so many cards of a kind, as in 8xH100"),
+        (["--gpus", "H100"], "write so many cards of a kind"),
+        (["--gpus", "0xH100"], "write so many cards of a kind"),
+        (["--gpus", "12xH100"], "nodes have 8 cards\n  take 8 or 16"),
+        (["--gpus", "8xH100", "--cluster", "cpu"], "beside --cluster"),
+        (["--price", "2"], "of how many words, as in --total-tokens 15e12"),
+    ],
+)
+def test_what_is_wrong_of_cards_says_what_to_write(
+    where: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    assert main(["plan", "mine.py:twins", *words]) != 0
+    assert text in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""Predictions: what a plan takes on a cluster that nobody has rented, in the figures by which one rents.
+
+    fits, or what it lacks      seconds a step      words a second      share of the peak      days      money
+
+Work is that of the model, forward and backward, of causal attention the half that is computed; what runs again because
+memory lacks does not count as work.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...boxing.figures import duration, volume
+from ...placement import Cluster
+from ...sbp.joint.op_cost import dtype_of
+from ...sbp.kernels.kernels import kernels_of
+from ..graph.step import Step
+from .check import Checked, Loss, arguments, priced_by, room, stepped
+from .grids import grids_of
+from .plan import Plan, as_plan
+
+__all__ = ["Prediction", "predict", "predicted"]
+
+DAY = 86_400.0  # seconds
+KINDS = ("parameters", "gradients", "states", "activations")
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A plan's step on a cluster: what was checked, on how many ranks, for how many samples and words of a batch.
+
+    `work` is FLOPs of a step by the dtype in which they are computed.
+    """
+
+    checked: Checked
+    ranks: int
+    samples: int
+    tokens: int
+    work: Mapping[torch.dtype, float]
+
+    @property
+    def fits(self) -> bool:
+        return self.checked.fits
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.checked.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Words of all ranks; samples, where a batch has no words."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def utilization(self) -> float:
+        """The share of the devices' peak that the model's work takes (MFU)."""
+        peaks = self.checked.device.flops
+        named = {dtype: str(dtype).removeprefix("torch.") for dtype in self.work}
+        least = sum(work / (peaks.get(named[dtype]) or peaks["float32"]) for dtype, work in self.work.items())
+        return least / self.ranks / self.seconds if self.seconds else 0.0
+
+    def days(self, tokens: float) -> float:
+        """Days for so many words."""
+        return tokens / self.tokens_per_second / DAY
+
+    def money(self, tokens: float, price: float) -> float:
+        """What so many words cost at this price of a device's hour."""
+        return self.days(tokens) * 24 * self.ranks * price
+
+    def lines(self, total: float | None = None, price: float | None = None) -> list[str]:
+        """All of it as text; `total` is words of a whole training, `price` that of a device's hour."""
+        device, report = self.checked.device, self.checked.report
+        fits = f"fits: {room(device)}" if self.fits else f"does not fit: {room(device)}"
+        made = [
+            f"{self.ranks} x {device.name}, {fits}",
+            f"  step     {duration(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s, "
+            f"{self.tokens_per_second / self.ranks:,.0f} a device, {self.utilization:.1%} of the peak",
+        ]
+        if report.memory:
+            held = max(report.memory.ranks.values(), key=lambda one: one.total)
+            kinds = ", ".join(f"{kind} {volume(getattr(held, kind))}" for kind in KINDS)
+            made.append(f"  memory   {volume(held.total)} on the fullest rank: {kinds}")
+        if total is not None:
+            cost = "" if price is None else f", {self.money(total, price):,.0f} at {price:g} a device and hour"
+            made.append(f"  training {total:.3g} tokens in {self.days(total):,.1f} days{cost}")
+        made.append(f"  assumed  {device.said}")
+        return made
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def dict(self, total: float | None = None, price: float | None = None) -> dict[str, Any]:
+        """All of it in dicts, numbers and text."""
+        made: dict[str, Any] = {
+            "fits": self.fits,
+            "ranks": self.ranks,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "utilization": self.utilization,
+            "memory": self.checked.memory,
+            "assumed": self.checked.device.said,
+        }
+        if total is not None:
+            made["days"] = self.days(total)
+            made["money"] = None if price is None else self.money(total, price)
+        return made
+
+
+def predict(
+    model: nn.Module,
+    batch: Any,
+    plan: Plan | str | Path,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    loss_fn: Loss | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ranks: int | None = None,
+) -> Prediction:
+    """The prediction of a plan; nothing runs, and all may be on meta.
+
+    >>> import sbpflow as flow
+    >>> with torch.device("meta"):
+    ...     model, x = nn.Linear(4096, 4096, bias=False), torch.empty(8192, 4096)
+    >>> found = flow.predict(model, x, "grid cuda (data=8)", cluster="h100x8")
+    >>> found.fits, found.samples, sum(found.work.values()) == 2 * 2 * 8192 * 4096**2
+    (True, 8192, True)
+    """
+    text = as_plan(plan)
+    assert text is not None
+    with priced_by(cluster):
+        step, checked = stepped(text, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
+        return predicted(step, checked, batch, grids_of(text, ranks, model).whole.size)
+
+
+def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Prediction:
+    """The prediction of a step that was checked."""
+    args, kwargs = arguments(batch)
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()]
+    words = [x.numel() for x in given if not x.is_floating_point() and x.dim() == 2]
+    samples = min(map(len, given), default=1)
+    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step))
+
+
+def _work(step: Step) -> Counter[torch.dtype]:
+    """FLOPs of forward and backward of a whole batch, by dtype."""
+    logical, found = step.plan.logical, Counter[torch.dtype]()
+    for op in logical.ops:
+        call, trained = logical.call(op), not logical.wants_grad.isdisjoint(op.numbers)
+        kernels = kernels_of(call, [trained and n in logical.wants_grad for n in op.inputs])
+        found[dtype_of(call)] += kernels.forward.flops + kernels.backward.flops
+    times = step.plan.options.micro_batches
+    return Counter({dtype: work * times for dtype, work in found.items() if work})
