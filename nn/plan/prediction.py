@@ -6,7 +6,7 @@ Work is that of the model, forward and backward, of causal attention the half th
 memory lacks does not count as work.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,12 +150,12 @@ def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Predictio
     return Prediction(checked, ranks, samples, max(words, default=samples), _work(step))
 
 
-def _work(step: Step) -> Counter[torch.dtype]:
+def _work(step: Step) -> dict[torch.dtype, float]:
     """FLOPs of forward and backward of a whole batch, by dtype."""
-    logical, found = step.plan.logical, Counter[torch.dtype]()
+    logical, found = step.plan.logical, defaultdict[torch.dtype, float](float)
     for op in logical.ops:
         call, trained = logical.call(op), not logical.wants_grad.isdisjoint(op.numbers)
         kernels = kernels_of(call, [trained and n in logical.wants_grad for n in op.inputs])
         found[dtype_of(call)] += kernels.forward.flops + kernels.backward.flops
     times = step.plan.options.micro_batches
-    return Counter({dtype: work * times for dtype, work in found.items() if work})
+    return {dtype: work * times for dtype, work in found.items() if work}
