@@ -126,6 +126,9 @@ def test_a_view_is_one_by_its_schema_and_its_memory() -> None:
     # The parts of an op that was taken apart, and the ops of a micro-batch, have fakes of their own.
     assert is_view(Call(aten.reshape.default, (WIDE, [60]), {}, (torch.empty(60),)))
     assert not is_view(Call(aten.reshape.default, (WIDE.mT, [60]), {}, (torch.empty(60),)))
+    meta = torch.empty(3, device="meta")
+    assert not is_view(Call(aten.to.device, (meta, torch.device("cpu"), torch.bool), {}, (meta.bool(),)))
+    assert is_view(Call(aten.to.device, (meta, torch.device("cpu"), torch.float32), {}, (meta.clone(),)))
     assert not is_view(Call(aten.add.Tensor, (WIDE, TALL.mT[..., :5]), {}, (WIDE,)))
 
 
