@@ -15,12 +15,6 @@ ALL = [
     ("tests/gpu",),
     *((str(path.relative_to(ROOT)), "--sweep") for path in sorted(Path(ROOT, "tests/card").glob("test_*.py"))),
 ]
-# Where ordinary tests of tensors and graphs are.
-ORDINARY = [
-    *(f"tests/nn/{room}" for room in ("tensors", "eager", "eager_parts", "graph", "plan", "model", "composites")),
-    *(f"tests/nn/test_{name}.py" for name in ("families", "tower_families", "aliases", "losses", "moves", "state")),
-    *("tests/nn/test_training.py", "tests/boxing", "tests/actors"),
-]
 # Statements that name a card and that neither tests/card nor tests/gpu reach, by file: why.
 UNREACHED = {
     "placement/device.py": "the host's side of a question that ordinary tests ask",
@@ -50,14 +44,6 @@ def ran(command: list[str], more: dict[str, str]) -> str:
 @pytest.mark.parametrize("what", ALL, ids=lambda what: what[0])
 def test_on_a_played_card(what: tuple[str, ...], seed: int) -> None:
     ran([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *what], played(seed))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(2))
-def test_ordinary_tests_come_to_the_same_on_cards(seed: int) -> None:
-    """A sample of ten minutes; values and devices that differ are ours, and tools/card_plugin.py has what is not."""
-    drawn = ["--sample", "250", "--drawn-by", str(seed), *ORDINARY]
-    ran([sys.executable, "-m", "tools.card_tests", "--tb=short", *drawn], played(seed))
 
 
 @pytest.mark.sweep
