@@ -1,4 +1,4 @@
-"""What pytest does otherwise for ordinary tests on a card: where tensors lie, which tests run, and what is no failure.
+"""Ordinary tests on a card, as pytest sees them: where tensors lie, which tests run, and what is no failure.
 
 `tools.card_tests` loads it. A test that comes to one of NOISE fails for what it is, and counts as expected to fail;
 values that differ, devices that do not fit and tests that hang fail.

@@ -58,7 +58,7 @@ def _file(row: Published) -> Path:
 
 @cache
 def _code() -> str:
-    """What our rooms say now."""
+    """The text of our rooms now, as a number."""
     found = hashlib.sha256()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*")):

@@ -18,5 +18,7 @@ def cluster_of(hardware: str, gpus: int) -> Cluster:
         node, network = found.levels
         return replace(found, levels=(node, replace(network, bandwidth=0.8 * 12.5e9 / 8)))
     if kind == "slow memory":  # the H100 of torchtitan's notes: HBM2e, 96 GB, 500 W
-        return replace(found, device=replace(found.device, memory=96e9, memory_bandwidth=2.4e12))
+        fitted = found.device.fitted
+        slower = fitted and replace(fitted, attention=0.2)  # as published work has it for these cards
+        return replace(found, device=replace(found.device, memory=96e9, memory_bandwidth=2.4e12, fitted=slower))
     return found

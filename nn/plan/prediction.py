@@ -71,7 +71,7 @@ class Prediction:
         return tokens / self.tokens_per_second / DAY
 
     def money(self, tokens: float, price: float) -> float:
-        """What so many words cost at this price of a device's hour."""
+        """The cost of so many words at this price of a device's hour."""
         return self.days(tokens) * 24 * self.ranks * price
 
     def lines(self, total: float | None = None, price: float | None = None) -> list[str]:
