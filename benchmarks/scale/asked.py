@@ -71,6 +71,7 @@ def _answer(row: Published) -> Answer:
     import torch
 
     import sbpflow as flow
+    from sbpflow.nn.graph.compiler.backends import Backend
 
     from .hardware import cluster_of
     from .models import loss_of, made
@@ -81,7 +82,7 @@ def _answer(row: Published) -> Answer:
     start = time.process_time()
     plan = flow.Plan.read(plan_of(row.architecture, row.run))
     batch = {"tokens": tokens, "targets": torch.empty_like(tokens)}
-    backend = "auto" if "compile" in row.name else "code"  # trainers without a compiler run kernels one by one
+    backend: Backend = "auto" if "compile" in row.name else "code"  # else a trainer runs kernels one by one
     cluster = cluster_of(row.run.hardware, row.run.gpus)
     checked = plan.check(model, batch, loss_fn=loss_of, cluster=cluster, backend=backend)
     spent = time.process_time() - start
