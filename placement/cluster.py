@@ -121,13 +121,14 @@ class Cluster:
             return known
         groups = placement.groups(axes)
         top = max(map(self.level_of, groups))
-        found = (self.levels[top].latency, self.levels[top].bandwidth)
         if self.graph is not None:
             found = self.graph.together(groups, ways)
-        elif family(placement.type).card and ways != "neighbours":
-            found = (found[0], min(self._shared(group, ways) for group in groups))
-        if self.links and self.graph is None:
+        elif self.links:
             found = min((self._slowest(group, group) for group in groups), key=lambda link: link[1])
+        elif family(placement.type).card and ways != "neighbours":
+            found = self.levels[top].latency, min(self._shared(group, ways) for group in groups)
+        else:
+            found = self.levels[top].latency, self.levels[top].bandwidth
         placement.memo[key] = found
         return found
 

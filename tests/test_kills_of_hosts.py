@@ -21,6 +21,18 @@ from tools.hosts import Host, Network, lacking
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 HOSTS = [Host("a", ranks=1), Host("b", ranks=2), Host("c", ranks=1)]
 PATIENCE = 150.0  # seconds that a busy machine may take for what takes a few; the limit of moves is above them all
+# Of a script that has a model, a batch and its ranks: a step in data parallel, or in a pipeline.
+STEP = """\
+loss = lambda model, x, y: nn.functional.mse_loss(model(x), y)
+p, how = flow.placement("cpu", range(size)), {}
+if kind == "data":
+    x, y = (flow.tensor(each, placement=p, sbp=flow.S(0)) for each in (x, y))
+    how = {"placement": p}
+else:
+    flow.nn.pipeline(model, [flow.placement("cpu", [each]) for each in range(size)])
+    how = {"micro_batches": 2 * size}
+step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), 0.1), **how)
+"""
 SCRIPT = """
 import os, sys, time
 import torch, sbpflow as flow
@@ -33,15 +45,9 @@ with open(f"{out}/pid-{rank}", "w") as said:
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(size)))
 x, y = torch.randn(4 * size, 8), torch.randn(4 * size, 8)
-loss = lambda model, x, y: nn.functional.mse_loss(model(x), y)
-p, how = flow.placement("cpu", range(size)), {}
-if kind == "data":
-    x, y = (flow.tensor(each, placement=p, sbp=flow.S(0)) for each in (x, y))
-    how = {"placement": p}
-else:
-    flow.nn.pipeline(model, [flow.placement("cpu", [each]) for each in range(size)])
-    how = {"micro_batches": 2 * size}
-step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), 0.1), **how)
+"""
+SCRIPT += STEP
+SCRIPT += """\
 try:
     for number in range(10**6):
         step(x, y)

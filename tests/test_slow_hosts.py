@@ -18,7 +18,7 @@ import pytest
 from sbpflow.placement.cluster import cluster
 from sbpflow.placement.cluster_file import written
 from sbpflow.placement.hardware import Level, RankLink
-from tests.test_kills_of_hosts import Running
+from tests.test_kills_of_hosts import STEP, Running
 from tools.hosts import Host, Network, lacking
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -40,15 +40,9 @@ torch.manual_seed(0)
 number, width, rows = 0, 512, 1500
 model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(size)))
 x, y = torch.randn(rows * size, width), torch.randn(rows * size, width)
-loss = lambda model, x, y: nn.functional.mse_loss(model(x), y)
-p, how = flow.placement("cpu", range(size)), {}
-if kind == "data":
-    x, y = (flow.tensor(each, placement=p, sbp=flow.S(0)) for each in (x, y))
-    how = {"placement": p}
-else:
-    flow.nn.pipeline(model, [flow.placement("cpu", [each]) for each in range(size)])
-    how = {"micro_batches": 2 * size}
-step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), 0.1), **how)
+"""
+SCRIPT += STEP
+SCRIPT += """\
 while not os.path.exists(f"{out}/enough"):
     step(x, y)
     number += 1
@@ -61,7 +55,7 @@ os.rename(f"{out}/writing-{rank}", f"{out}/explained-{rank}")
 
 
 def steps(tmp_path: Path, kind: str, act: Callable[[Running], None], env: dict[str, str] | None = None) -> list[str]:
-    """What was warned of while something is done in the midst of steps, each with the number of steps before it."""
+    """The warnings while something is done in the midst of steps, each with the number of steps before it."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with Network(HOSTS) as net, (tmp_path / "log").open("wb") as log:

@@ -40,6 +40,12 @@ def _degrees(hardware: str, line: Line) -> Run:
     return Run(hardware, data, tensor, pipe, schedule=schedule, chunks=chunks, samples=samples)
 
 
+def _selective(hardware: str, line: Line) -> Run:
+    """A run of which a table says no micro-batch: one sample, attention run again, sequence parallel, ZeRO-1."""
+    run = _degrees(hardware, line)
+    return replace(run, micro_batches=int(line["global_batch"]) // run.data, again="core", sequence=True, zero=1)
+
+
 def ptdp(line: Line) -> Iterator[Published]:
     """Micro-batches, schedule and full recomputation are said."""
     many = int(line["microbatches_per_pipeline"])
@@ -66,9 +72,7 @@ def mtnlg(line: Line) -> Iterator[Published]:
 
 
 def megascale(line: Line) -> Iterator[Published]:
-    run = _degrees("a100", line)
-    many = int(line["global_batch"]) // run.data
-    run = replace(run, micro_batches=many, again="core", sequence=True, zero=1)
+    run = _selective("a100", line)
     said, seconds = "1 sample, selective, ZeRO-1", float(line["iteration_s"])
     yield Published(
         "megascale_table2", f"{line['gpus']} GPUs", _gpt(line, 2048, 64000, fused=True), run, seconds, assumed=said
@@ -76,9 +80,7 @@ def megascale(line: Line) -> Iterator[Published]:
 
 
 def megatron_h100(line: Line) -> Iterator[Published]:
-    run = _degrees("h100", line)
-    many = int(line["global_batch"]) // run.data
-    run = replace(run, micro_batches=many, again="core", sequence=True, zero=1)
+    run = _selective("h100", line)
     said, seconds = "1 sample, selective, ZeRO-1, no virtual stages", float(line["iter_s_derived"])
     yield Published(
         "megatron_h100_weak", line["model"], _gpt(line, 4096, 131072, fused=True), run, seconds, assumed=said

@@ -1,4 +1,4 @@
-"""Which ranks to join by direct links, together with the plan of the model: each is looked for in turn. Nothing runs.
+"""Direct links between ranks, together with the plan of the model: each is looked for in turn. Nothing runs.
 
     python examples/clusters/topology.py             # 16 cards, each with four ports of 100 Gb/s
     python examples/clusters/topology.py --rounds    # also what each round found

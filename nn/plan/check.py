@@ -36,7 +36,18 @@ from .language.plan_text import PlanText
 from .language.statements import ExpectAtMost
 from .notes import kept_notes, noted, options_of
 
-__all__ = ["Checked", "arguments", "check", "checked_step", "planned_step", "priced_by", "room", "stepped"]
+__all__ = [
+    "Checked",
+    "check",
+    "checked_step",
+    "device_of",
+    "planned_step",
+    "priced_by",
+    "room",
+    "samples_of",
+    "stepped",
+    "tensors_of",
+]
 
 Loss = Callable[..., Any]
 
@@ -149,11 +160,16 @@ def checked_step(
             there = planned_step(other, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, backend=how)
             others[line.of] = explained(there).predicted or 0.0
     found = findings(plan, step, others)
-    whole = grids_of(plan, ranks, model).whole
-    device = default_cluster(whole.type).device_of(whole)
+    device = device_of(plan, ranks, model)
     decided, fullest = step.plan.decided, report.memory.fullest if report.memory else 0
     apart = None if step.plan.options.hold else changed(decided.formulated, decided.logical, decided.solution.choice)
     return Checked(plan, report, seconds, fullest, found, device, apart)
+
+
+def device_of(plan: PlanText, ranks: int | None, model: nn.Module) -> Device:
+    """The device that others wait for on the ranks of a plan."""
+    whole = grids_of(plan, ranks, model).whole
+    return default_cluster(whole.type).device_of(whole)
 
 
 def room(device: Device) -> str:
@@ -201,6 +217,17 @@ def arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(batch, Mapping):
         return (), batch
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """The tensors of a batch that may be cut by samples."""
+    args, kwargs = arguments(batch)
+    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()]
+
+
+def samples_of(batch: Any) -> int:
+    """The samples of a batch, as far as its tensors agree: the least first dim."""
+    return min(map(len, tensors_of(batch)), default=1)
 
 
 def _usual(model: nn.Module) -> Optimizer | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
@@ -21,7 +21,7 @@ from ...placement import Cluster
 from ...sbp.joint.op_cost import dtype_of
 from ...sbp.kernels.kernels import kernels_of
 from ..graph.step import Step
-from .check import Checked, Loss, arguments, priced_by, room, stepped
+from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
 from .grids import grids_of
 from .plan import Plan, as_plan
 
@@ -143,10 +143,8 @@ def predict(
 
 def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Prediction:
     """The prediction of a step that was checked."""
-    args, kwargs = arguments(batch)
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()]
-    words = [x.numel() for x in given if not x.is_floating_point() and x.dim() == 2]
-    samples = min(map(len, given), default=1)
+    words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
+    samples = samples_of(batch)
     return Prediction(checked, ranks, samples, max(words, default=samples), _work(step))
 
 

@@ -85,7 +85,7 @@ class LinkGraph:
         many = max(len(here), len(there))
         pairs = [(here[k % len(here)], there[k % len(there)]) for k in range(many)]
         hops, load = self._load((a, b) for a, b in pairs if a != b)
-        return max(1, hops) * self.latency, self.bandwidth / max(load, 1e-9) if load else self.bandwidth
+        return max(1, hops) * self.latency, self.bandwidth / load if load else self.bandwidth
 
     def _rings(self, groups: Sequence[Sequence[int]], size: int) -> int:
         """How many rings over all groups at once have links of their own."""

@@ -51,7 +51,7 @@ def test_four_stages_learn_under_every_schedule(schedule: str) -> None:
 
 @pytest.mark.sweep
 def test_four_stages_learn_by_two_versions_of_their_weights() -> None:
-    """Which takes as many micro-batches as there are updates of three."""
+    """Two versions take as many micro-batches as there are updates of three."""
     as_on_host(lambda kind: trained("2bw", kind, [[0], [1], [2], [3]], parts=6, rows=12))
 
 

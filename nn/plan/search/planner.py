@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ....boxing.figures import duration, volume
@@ -25,7 +25,7 @@ from ...graph.capture.surroundings.garbage import uncollected
 from ...graph.captures import Captures
 from ..answer import answer
 from ..assignment import Assignment, assignment
-from ..check import Checked, Loss, arguments, checked_step, planned_step, priced_by, room
+from ..check import Checked, Loss, checked_step, device_of, planned_step, priced_by, room, samples_of
 from ..grids import grids_of
 from ..language.statements import Accumulate, ExpectAtMost, Grid, Limit, Seek
 from ..plan import Plan, as_plan
@@ -107,7 +107,7 @@ def plan(
         for number, one in enumerate(candidates(given, model)):
             found = attempt(one)
             if number == 0 and limit is not None and found is not None and found.memory > limit:
-                in_parts(given, model, limit, found, _samples(batch), attempt)
+                in_parts(given, model, limit, found, samples_of(batch), attempt)
                 for other in within_limit(given, model, limit):
                     attempt(other)
                 if leaves_all(given):
@@ -221,20 +221,13 @@ class _Trying:
         return assignment(one, self.model, grids_of(one, self.ranks, self.model))
 
 
-def _samples(batch: Any) -> int:
-    """The samples of a batch, as far as its tensors agree: the least first dim."""
-    args, kwargs = arguments(batch)
-    return min((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()), default=1)
-
-
 def _limit(given: Plan, memory: float | None, ranks: int | None, model: nn.Module) -> tuple[float | None, str]:
     """Bytes of a rank within which to stay, and a remark where nobody gave them: those of the cluster's device."""
     said = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
     for limit in said:
         if limit is not None:
             return limit, ""
-    whole = grids_of(given, ranks, model).whole
-    device = default_cluster(whole.type).device_of(whole)
+    device = device_of(given, ranks, model)
     if device.room == inf:
         return None, ""
     return device.room, f"  # {room(device)}"

@@ -176,7 +176,7 @@ def test_two_that_both_had_no_turn_for_long_hear_each_other_again(run: Callable[
 
 
 def test_the_last_words_of_one_that_leaves_are_heard_by_one_that_speaks(run: Callable[..., Run]) -> None:
-    """What it sends on a line that is closed there breaks the line, behind what has come on it."""
+    """Words sent on a line that is closed there break the line, behind what has come on it."""
     made = run("ab")
     deaf = made.beats[0]
     with deaf._lock:
