@@ -38,12 +38,12 @@ class CompiledSegments:
                 continue
             flags = tuple(name in weights for name in stage.wants)
             apart = flags if any(flags) and not all(flags) else None
-            found: dict[int, Compiled] = {}  # by the identity of the local segment, which thousands of ranks may share
+            found: dict[Local, Compiled] = {}  # thousands of ranks may share one, which is then found by identity
             for rank in owned(stage.placement):
                 local = localiser.segment(stage, rank)
-                if id(local) not in found:
-                    found[id(local)] = compiled_once(local, backend, apart)
-                self.at[number, rank] = found[id(local)]
+                if local not in found:
+                    found[local] = compiled_once(local, backend, apart)
+                self.at[number, rank] = found[local]
             mine = list(dict.fromkeys(found.values()))
             self.again[number] = _names(stage, [one.again for one in mine])
             if apart is not None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sbpflow.placement import Calibration, Device, PlacementError, cluster
+from sbpflow.placement import Calibration, Device, PlacementError
 from sbpflow.placement.compute import timing
 from sbpflow.placement.compute.fit import fitted_device, mean_times
 from sbpflow.placement.compute.hosts import devices_of, unlike
@@ -96,6 +96,4 @@ def test_kernels_of_this_machine_are_timed_by_all_at_once(monkeypatch: pytest.Mo
     times = kernel_times(torch.device("cpu"), lambda: met.append(1))
     assert len(met) == len(times)
     assert all(time.seconds > 0 for time in times)
-    fitted = fitted_device(cluster("cpu").device, times, "here", known=False).fitted
-    assert fitted is not None
-    assert fitted.product == 1.0
+    assert {time.kind for time in times} == {time.kind for time in of_a_device()}  # all that a fit goes by

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch.nn import functional as F
 import sbpflow as flow
 from sbpflow.nn.graph.compiler import backends, compiled_segments
 from sbpflow.nn.graph.compiler.backends import Compiled
+from sbpflow.nn.graph.compiler.compiled_segments import CompiledSegments
 from sbpflow.nn.graph.lower.localise import Local, same
+from sbpflow.nn.graph.lower.segments import Segment
 from sbpflow.sbp.call import Piece
 
 WORDS, WIDTH = 24, 12
@@ -108,3 +111,31 @@ def test_functions_of_users_are_told_apart_by_rank() -> None:
         assert (keys[0] == keys[1]) is equal
     theirs = [same(partial(by_rank, Piece(rank, (whole,), (whole,)))) for rank in (0, 1)]
     assert theirs[0] != theirs[1]
+
+
+def told_by_its_outputs(local: Local, *how: object) -> Compiled:
+    return Compiled(lambda x: x, None, local.outputs, (), "code")
+
+
+class Fleeting:
+    """A localiser of ranks that hold unlike pieces, which keeps none of their segments."""
+
+    graph = None
+
+    def segment(self, segment: Segment, rank: int) -> Local:
+        return Local((), (), tuple(range(rank)), (), ())
+
+
+def test_ranks_that_do_not_do_the_same_have_a_segment_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their segments are known from a program before, so that nobody holds those made to ask for them.
+
+    They were told apart by their addresses: the next rank's could lie where the last one's had lain, and the rank ran
+    another rank's kernel. Of some hundred steps that were compiled one gave wrong values.
+    """
+    monkeypatch.setattr(compiled_segments, "compiled", told_by_its_outputs)
+    compiled_segments.compiled_once.cache_clear()
+    segment = Segment(flow.placement("cpu", range(64)), (), tuple(map(str, range(64))), ())
+    for _ in range(2):
+        made: Any = CompiledSegments(cast(Any, Fleeting()), [segment], "code")
+        assert [len(made.at[0, rank].again) for rank in range(64)] == list(range(64))
+    compiled_segments.compiled_once.cache_clear()
