@@ -24,6 +24,7 @@ from tools.hosts import Host, Network, lacking
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(lacking()), reason=lacking())]
 PATIENCE = 200.0  # seconds that a busy machine may take for what takes half a minute
 QUIET = 30.0  # seconds in which nothing may be told: six windows
+OTHERS = 12.0  # in which others judge by their own windows, and a window too late in the next
 HOSTS = [Host("a", ranks=1), Host("b", ranks=2), Host("c", ranks=1)]
 SCRIPT = """
 import os, sys, warnings
@@ -89,6 +90,7 @@ def test_a_link_of_a_tenth_is_told_with_its_host_within_ten_steps_and_when_it_is
         until(tmp_path, (tmp_path / "warned-0").exists)
         running.net.slow("b", 200)
         until(tmp_path, lambda: (tmp_path / "warned-0").read_text().count("\n") == 2)
+        time.sleep(OTHERS)
 
     slow, well = steps(tmp_path, "data", act)
     told = re.fullmatch(
@@ -108,7 +110,7 @@ def test_explanations_tell_of_a_slow_link_on_all_ranks(tmp_path: Path) -> None:
     def act(running: Running) -> None:
         running.net.slow("c", 20)
         until(tmp_path, (tmp_path / "warned-0").exists)
-        time.sleep(6)  # others judge by their own windows
+        time.sleep(OTHERS)
 
     steps(tmp_path, "data", act)
     for rank in range(4):

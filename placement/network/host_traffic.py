@@ -90,7 +90,7 @@ class LinkWatch:
         self.order = tuple(dict.fromkeys(hosts))
         self.traffic = HostTraffic(_homes(hosts, places, hosts[rank]))
         self.judge = LinkJudge(names, known)
-        self._seen = dict[int, int]()
+        self._seen = [0] * len(hosts)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -113,10 +113,14 @@ class LinkWatch:
                     warnings.warn(news, stacklevel=2)
 
     def _flows(self) -> Iterator[tuple[str, str, LinkUse]]:
-        """Windows of all processes that were not judged before."""
-        for rank, host in enumerate(self.hosts):
-            number, text = self.pages[rank].carried()
-            if number and number != self._seen.get(rank):
+        """Windows that were not judged before, of hosts of which each process has one: they share a link, and what some
+        of them sent in the seconds of all is less than it gave."""
+        carried = [self.pages[rank].carried() for rank in range(len(self.hosts))]
+        late = {
+            h for r, (h, (number, _)) in enumerate(zip(self.hosts, carried, strict=True)) if number == self._seen[r]
+        }
+        for rank, (host, (number, text)) in enumerate(zip(self.hosts, carried, strict=True)):
+            if host not in late:
                 self._seen[rank] = number
                 for target, nbytes, seconds, full in json.loads(text):
                     yield host, self.order[target], LinkUse(nbytes, seconds, full)

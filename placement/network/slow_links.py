@@ -7,8 +7,9 @@ What a host shows at best is a bound from below of what its link gives: to those
 is judged only where it was at the full for seconds, so nobody is slow who has little to send, or computes for long.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median_low
+from statistics import median, median_low
 from typing import NamedTuple
 
 __all__ = ["FACTOR", "LinkJudge", "LinkRate", "LinkUse", "slow_links"]
@@ -20,6 +21,7 @@ ASKED = 1.0  # seconds of a window at the full, from which on a link is judged
 SHORTEST = 0.1  # seconds; what took less is counted so, because kernels count in steps of up to 10 ms
 EARLIER = 0.3  # seconds that an earlier window must have taken where it is compared with: a burst shows no rate
 LEAST = 1 << 20  # bytes of a window, from which on a link is judged
+LATELY = 12  # windows before this one, by which the rate of others is told
 FEWER = 4  # times fewer bytes than a link is judged by may have come by in a burst, which shows no rate
 
 
@@ -55,28 +57,48 @@ def together(flows: Iterable[tuple[str, str, LinkUse]]) -> Traffic:
     return found
 
 
-def slow_links(traffic: Traffic, hosts: Sequence[str], known: Mapping[str, float]) -> dict[str, LinkRate]:
+def slow_links(
+    traffic: Traffic,
+    hosts: Sequence[str],
+    known: Mapping[str, float],
+    best: Callable[[str, int], float] = lambda *_: 0.0,
+) -> dict[str, LinkRate]:
     """Hosts whose links are slow beside those of the others, worse than is `known` of them (in any unit).
+
+    `best` is what others have shown in windows before, as who sends (0) or receives (1): it makes nobody slow, but how
+    many times slower a link is goes by it, since in a single window the others may show little.
 
     >>> slow, quick = LinkUse(6_000_000, 9.0, 8.0), LinkUse(9_000_000, 0.4, 0.0)
     >>> traffic = {(a, b): slow if "b" in (a, b) else quick for a in "abc" for b in "abc" if a != b}
     >>> {host: round(found.times) for host, found in slow_links(traffic, "abc", {}).items()}
     {'b': 17}
     """
-    found = dict[str, LinkRate]()
+    found, of = dict[str, LinkRate](), _ends(traffic)
     for host in hosts if len(hosts) > 2 else ():
         others = [each for each in hosts if each != host]
         news = min(1.0, known[host] / median_low(known[each] for each in others)) if host in known else 1.0
         for end in (0, 1):
-            sent = [each for ends, each in traffic.items() if ends[end] == host]
+            sent = of.get((host, end), [])
             total = sum(each.bytes for each in sent)
             if total < LEAST or max(each.full for each in sent) < ASKED:
                 continue
             least = total / len(sent) / FEWER
-            rates = [_shown([s for ends, s in traffic.items() if ends[end] == each], least) for each in others]
+            rates = [_shown(of.get((each, end), ()), least) for each in others]
             rate, theirs = _shown(sent, 0), median_low([each for each in rates if each] or [0.0])
-            if theirs * news >= FACTOR * rate and theirs / rate > (found[host].times if host in found else 0):
-                found[host] = LinkRate(rate, theirs, end == 0)
+            if theirs * news < FACTOR * rate:
+                continue
+            told = LinkRate(rate, max(theirs, median(best(each, end) for each in others)), end == 0)
+            if host not in found or told.times > found[host].times:
+                found[host] = told
+    return found
+
+
+def _ends(traffic: Traffic) -> Mapping[tuple[str, int], list[LinkUse]]:
+    """What each host sends (0), and what it receives (1)."""
+    found = defaultdict[tuple[str, int], list[LinkUse]](list)
+    for ends, sent in traffic.items():
+        for end in (0, 1):
+            found[ends[end], end].append(sent)
     return found
 
 
@@ -100,6 +122,7 @@ class LinkJudge:
         self.lines = dict[str, str]()
         self._suspects: Mapping[str, LinkRate] = {}
         self._before: list[LinkUse] = []
+        self._shown: deque[Mapping[tuple[str, int], float]] = deque(maxlen=LATELY)
 
     def judge(self, flows: Iterable[tuple[str, str, LinkUse]]) -> list[str]:
         """News of a window: lines on links that are slow, or are not any more."""
@@ -107,7 +130,8 @@ class LinkJudge:
         pair = len(self.hosts) == 2
         found = self._slower(traffic) if pair else slow_links(traffic, tuple(self.hosts), {})
         if found and not pair:
-            found = slow_links(traffic, tuple(self.hosts), self.known())
+            found = slow_links(traffic, tuple(self.hosts), self.known(), self._best)
+        self._shown.append({at: _shown(sent, LEAST) for at, sent in _ends(traffic).items()})
         before = {host: rate for host, rate in self._suspects.items() if not self._quick(host, rate, traffic)}
         self._suspects = before | found
         news = list[str]()
@@ -119,6 +143,10 @@ class LinkJudge:
                 news.append(self.lines[host])
         well = [host for host, told in self.told.items() if host not in found and self._quick(host, told, traffic)]
         return news + [self._well(host) for host in well]
+
+    def _best(self, host: str, end: int) -> float:
+        """What a link has shown lately."""
+        return max((shown.get((host, end), 0.0) for shown in self._shown), default=0.0)
 
     def _slower(self, traffic: Traffic) -> dict[str, LinkRate]:
         """The link of two hosts where it gives less than it did, under the name of the first host."""

@@ -164,8 +164,8 @@ def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name: str, w
     check(trained(name, where, way))
 
 
-NOTHING_SENT = "resnet", LINE, "usual prices"  # all ranks do the same, as starting a collective takes longer
-EVERY = with_all_pairs(row for row in product(ZOO, [LINE, GRID], WAYS) if row != NOTHING_SENT)
+NOTHING_SENT = "resnet", "usual prices"  # all ranks do the same, as starting a collective takes longer
+EVERY = with_all_pairs(row for row in product(ZOO, [LINE, GRID], WAYS) if (row[0], row[2]) != NOTHING_SENT)
 
 
 @pytest.mark.sweep

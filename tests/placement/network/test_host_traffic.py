@@ -91,6 +91,19 @@ def test_a_window_is_judged_once_though_its_process_is_stopped_since() -> None:
     assert list(made._flows()) == []
 
 
+def test_a_host_is_judged_when_all_its_processes_have_a_window() -> None:
+    """Two share a link: one alone sent half of what it gave, and it was told as twice as slow."""
+    pages = {r: Page(memoryview(bytearray(PAGE))) for r in range(4)}
+    made = LinkWatch(3, "abbc", {host: host for host in "abc"}, pages, {r: f"10.0.0.{r}" for r in range(4)}, dict)
+    pages[0].carry(1, "[[1,7,1.0,0.5]]")
+    pages[1].carry(1, "[[0,5,1.0,0.5]]")
+    assert list(made._flows()) == [("a", "b", LinkUse(7, 1.0, 0.5))]
+    pages[1].carry(2, "[[0,6,1.0,0.5]]")
+    pages[2].carry(1, "[[0,8,1.0,0.5]]")
+    assert list(made._flows()) == [("b", "a", LinkUse(6, 1.0, 0.5)), ("b", "a", LinkUse(8, 1.0, 0.5))]
+    assert list(made._flows()) == []
+
+
 def test_hosts_of_one_address_are_not_told_apart() -> None:
     pages = {r: Page(memoryview(bytearray(PAGE))) for r in range(3)}
     assert watch(0, pages, dict.fromkeys(range(3), "127.0.0.1")).traffic.hosts == {}

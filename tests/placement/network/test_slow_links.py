@@ -136,6 +136,21 @@ def test_a_window_in_which_little_was_sent_leaves_a_suspicion() -> None:
     assert [*made.lines] == ["b"]
 
 
+def test_how_many_times_slower_goes_by_the_best_that_others_showed_lately() -> None:
+    """Two others send little to each other, and in a single window they may show half of what their links give."""
+    made, sizes = judge("abc"), everybody("abc", 3 * MB)
+    slow = dict.fromkeys("abc", 25 * MB) | {"b": 2.5 * MB}
+    news = made.judge([*window(slow, sizes)])
+    tired = [
+        (a, b, sent if "b" in (a, b) else sent._replace(seconds=2.4 * sent.seconds))
+        for a, b, sent in window(slow, sizes)
+    ]
+    news += made.judge(tired)
+    assert len(news) == 1
+    assert 9 < made.told["b"].times < 11
+    assert 3 < slow_links(together(tired), "abc", {})["b"].times < 5
+
+
 def test_one_window_alone_is_not_told() -> None:
     made, sizes, quick = judge("abc"), everybody("abc", 8 * MB), dict.fromkeys("abc", 25 * MB)
     slow = [*window(quick | {"b": 2 * MB}, sizes)]
