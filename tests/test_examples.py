@@ -26,7 +26,7 @@ TOLD = {  # what a run must print, besides losses that fall
     "gpt": r"tokens/s\ndrew out/gpt.svg\n",
     "diloco": r"step 38  losses .*, last met by 19204 bytes a rank\n(.*\n)*step 95  losses ",
     "hf_trainer": r"'loss': '3\.\d+'(.*\n)*.*'train_loss': '[23]\.",
-    "lightning_module": r"Epoch 19/19 (.*\n)*.*loss: 0\.0\d\d",
+    "lightning_module": r"Epoch 19/19 (.*\n)*.*loss:\s+0\.0\d\d",
     "mlp": r"the two arms, as the model sees them:\n([.#]{64}\n){24}",
     "peft_lora": r"loss 4\.\d+ to [23]\.\d+; merged (\d\.\d{3})\d, loaded \1\d\n21 of 49 parameters, 321 KiB: no g",
     "pipe_transformer": r"4 stages x 1 (.*\n)*.*2 stages x 2 +4 of 8 layers (.*\n)*every loss is that of one",
