@@ -97,7 +97,7 @@ class Watch:
 
     def _cause(self, turn: Turn, others: tuple[int, ...], error: Exception, timed_out: bool) -> str:
         if timed_out:  # by itself the one that is stuck may be about to say so
-            self._gave_up = self._told_late()
+            self._gave_up = self._gave_up if self._knows_more(self._gave_up) else self._told_late()
         elif self.ledger.heartbeats is not None:  # a connection breaks before it is heard why
             self._await_word(others)
         differing = next((r for r in others if self._differs(turn, r)), None)
@@ -139,11 +139,15 @@ class Watch:
         end = time.monotonic() + LATE
         while time.monotonic() < end:
             others = (rank for rank in self.ledger.local if rank != self.here.rank)
-            found = next((r for r in others if not (self.ledger.fault(r) or NO_ANSWER).startswith(NO_ANSWER)), None)
+            found = next(filter(self._knows_more, others), None)
             if found is not None:
                 return found
             time.sleep(PERIOD / 10)
         return None
+
+    def _knows_more(self, rank: int | None) -> bool:
+        """Whether a rank gave up for more than that nothing came."""
+        return rank is not None and not (self.ledger.fault(rank) or NO_ANSWER).startswith(NO_ANSWER)
 
     def _disagreement(self, turn: Turn, rank: int) -> str:
         if self.ledger.refused(rank, turn.key, turn.number):

@@ -201,7 +201,7 @@ def test_moves_between_hosts_of_two_ranks_each(fresh: Fresh) -> None:
     """Rows of the grid share memory, columns do not, and the whole goes by messages."""
     cases = [pair for size in SHAPES for pair in sample(pairs(grid(2, 2), shape=SHAPES[size]), 40, size)]
     cases += pairs(grid(4)) + pairs(placement("cpu", [0, 1]), placement("cpu", [1, 2, 3]))
-    assert astray(Hosts(fresh), cases) == []
+    assert astray(Hosts(fresh), cases, prices="flat") == []  # as guessed for two hosts, other routes are quickest
 
 
 @pytest.mark.sweep
