@@ -1,5 +1,6 @@
 """Plans: the moves from one layout to another, their cost and each rank's share; remembered on the source layout."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -10,7 +11,7 @@ from zlib import crc32
 
 import torch
 
-from ..placement import Cluster, default_cluster
+from ..placement import Cluster, Placement, default_cluster
 from ..placement.errors import SbpError
 from ..placement.links import Price
 from ..placement.world import owned, world
@@ -105,12 +106,17 @@ class BoxingPlan:
         """Bytes that the busiest rank receives, exactly."""
         each = self._evenly
         if each is not None and sum(not one.alike for one in each) <= 1:  # else another rank may be busiest in each
-            return sum(one.most for one in each) * self.src.dtype.itemsize
+            found = Counter[Placement]()  # where there are two, no rank is on both
+            for move, one in zip(self.moves, each, strict=True):
+                found[move.dst.placement] += one.most
+            return max(found.values(), default=0) * self.src.dtype.itemsize
         return max((self.received(rank) for rank in self.ranks), default=0)
 
     @property
     def busiest(self) -> list[int]:
         """Bytes that the busiest rank receives in each move, exactly."""
+        if self._evenly is not None:
+            return [one.most * self.src.dtype.itemsize for one in self._evenly]
         each = zip(*(self.programs(rank) for rank in self.ranks), strict=True)
         return [max(_received(exchanges) for exchanges in move) * self.src.dtype.itemsize for move in each]
 

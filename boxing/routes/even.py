@@ -21,7 +21,7 @@ class Received(NamedTuple):
 def received_evenly(move: Move) -> Received | None:
     """Elements that a move brings to each rank, where all hold as much as each other, before it and after it.
 
-    None where they do not, or where it depends on the rank, as in an exchange.
+    None where they do not, or where it depends on the rank, as in an exchange of pieces that overlap.
 
     >>> from ...placement import default_cluster, placement
     >>> from ...sbp import layout
@@ -35,7 +35,10 @@ def received_evenly(move: Move) -> Received | None:
     ranks = src.placement.size
     if move.kind in LOCAL:
         return Received(0, 0, True)
-    if move.kind == "transfer" or not (src.even and dst.even):
+    if move.kind == "transfer":  # to other ranks: all that each is to have
+        apart = dst.even and set(src.placement.flat).isdisjoint(dst.placement.flat)
+        return _alike(_numel(dst), dst.placement.size) if apart else None
+    if not (src.even and dst.even):
         return None
     group = prod(src.placement.shape[a] for a in move.axes)
     here, there = _numel(src), _numel(dst)

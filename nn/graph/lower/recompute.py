@@ -50,7 +50,10 @@ def recomputed(
                 (of[n],) = users
         for name in stage.inputs:
             readers.setdefault(name, set()).add(of.get(n))
-    return Recomputed(of, {region: _runs(stages, of, region) for region in dict.fromkeys(of.values())})
+    inside: dict[Hashable, list[int]] = {region: [] for region in of.values()}
+    for n in sorted(of):
+        inside[of[n]].append(n)
+    return Recomputed(of, {region: _runs(stages, numbers) for region, numbers in inside.items()})
 
 
 def _region(stage: Segment | Draw | PartStage) -> str:
@@ -66,13 +69,14 @@ def saves(graph: Physical, box: Box) -> bool:
     return moves and bool(state.partial) and state.reduction != "sum" and state != box.output.layout.state
 
 
-def _runs(stages: Sequence[Stage], of: Mapping[int, Hashable], region: Hashable) -> tuple[int, ...]:
+def _runs(stages: Sequence[Stage], inside: Sequence[int]) -> tuple[int, ...]:
     """The stages of a region with a backward, and those that make what these need."""
     runs: list[int] = []
     needed: set[str] = set()
-    for n, stage in reversed(list(enumerate(stages))):
+    for n in reversed(inside):
+        stage = stages[n]
         learns = isinstance(stage, Segment) and stage.wants
-        if of.get(n) == region and (learns or not needed.isdisjoint(made_by(stage))):
+        if learns or not needed.isdisjoint(made_by(stage)):
             runs.append(n)
             needed.update(stage.inputs)
     return tuple(runs[::-1])

@@ -37,9 +37,11 @@ def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean:
     more: Counter[int] = Counter()
     for route, variant in enumerate(program.firsts):
         for ranks, mine in memory_of_tasks(variant, route * program.count, regather=regather):
+            even = all(of.even for hop in variant.tasks.hops for of in hop.pair)
+            first = _hopping(program, route, mine, ranks[0], sent)
             for rank in ranks:
                 of_rank[rank].append(mine)
-                more[rank] += _hopping(program, route, mine, rank, sent)
+                more[rank] += first if even else _hopping(program, route, mine, rank, sent)
     for rank, others in _elsewhere(program, of_rank):
         more[rank] += others
     resident = list(program.weights.resident(program.proof.peak, states, mean))
@@ -160,7 +162,7 @@ def _hopping(program: ProvedPipeline, route: int, part: RouteMemory, rank: int, 
 
 def _many(program: ProvedPipeline, route: int) -> int:
     """The micro-batches that take a route."""
-    return sum(of == route for of, _ in program.keys)
+    return program.taking[route]
 
 
 def _slots(program: ProvedPipeline, chunk: int) -> int:

@@ -4,6 +4,7 @@ anything is made to run.
 Actors may be added to the network until then: who added them gives it opened.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -112,6 +113,11 @@ class ProvedPipeline:
         if self.schedule.unpinned:
             return True
         return max(map(len, self.places.values()), default=0) > 1 or settled(self.proof)
+
+    @cached_property
+    def taking(self) -> Counter[int]:
+        """How many micro-batches take each route."""
+        return Counter(route for route, _ in self.keys)
 
     @cached_property
     def answers(self) -> Answers:

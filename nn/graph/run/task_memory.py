@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from ....sbp.logical import OffloadPlace
 from ..instructions.instruction import Instruction, Storages
@@ -15,6 +16,8 @@ from ..tasks.tasks import tasks
 from .variant import Variant
 
 __all__ = ["ChunkMemory", "RouteMemory", "memory_of_tasks"]
+
+Again: TypeAlias = Mapping[int, tuple[str, ...]]  # by stage, the inputs that its backward takes once more
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,32 @@ def memory_of_tasks(variant: Variant, shift: int, *, regather: bool) -> Iterator
     """
     stages, where = variant.stages, variant.where
     graph = replace(variant.graph, backs=tuple(replace(back, bucket=None) for back in variant.graph.backs))
-    for ranks in equal_ranks(graph):
-        traced, again = inside_of_rank(stages, variant.localiser, ranks[0])
+    groups = equal_ranks(graph)
+    inside = [inside_of_rank(stages, variant.localiser, ranks[0]) for ranks in groups]
+    for numbers, again in _together([again for _, again in inside]):
         made = tasks(graph, stages, where, again, apart=None, regather=regather)
-        storages = Storages(graph, stages, made.layouts, made.transfers, traced, ranks[0])
-        for n in sorted(where.given):
-            for name in made_by(stages[n]):
-                storages.take(name)
-        stay = {*storages.held, *kept(graph), *(y for do in made.before for y in do.writes)}
-        mine = [chunk for chunk, group in enumerate(where.group) if ranks[0] in where.ranks(group)]
-        yield ranks, _of_route(made, storages, mine, stay, shift)
+        for ranks, (traced, _) in ((groups[number], inside[number]) for number in numbers):
+            storages = Storages(graph, stages, made.layouts, made.transfers, traced, ranks[0])
+            for n in sorted(where.given):
+                for name in made_by(stages[n]):
+                    storages.take(name)
+            stay = {*storages.held, *kept(graph), *(y for do in made.before for y in do.writes)}
+            mine = [chunk for chunk, group in enumerate(where.group) if ranks[0] in where.ranks(group)]
+            yield ranks, _of_route(made, storages, mine, stay, shift)
+
+
+def _together(wanted: Sequence[Again]) -> list[tuple[list[int], Again]]:
+    """Groups of ranks, by number, that have the same tasks wherever two of them run one stage, and what their backwards
+    take again. Of a pipeline each stage has other ranks, and the tasks of all are made once."""
+    made: list[tuple[list[int], dict[int, tuple[str, ...]]]] = []
+    for number, mine in enumerate(wanted):
+        fitting = (one for one in made if all(one[1].get(n, names) == names for n, names in mine.items()))
+        numbers, again = next(fitting, ([], {}))
+        if not numbers:
+            made.append((numbers, again))
+        numbers.append(number)
+        again.update(mine)
+    return [(numbers, again) for numbers, again in made]
 
 
 def _of_route(made: Tasks, storages: Storages, mine: Sequence[int], stay: set[str], shift: int) -> RouteMemory:

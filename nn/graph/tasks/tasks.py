@@ -293,8 +293,9 @@ class _Tasks:
                 self.after.append(do)
         self.after += [home for slot in slots for home in self.writer.homeward(slot)]
         read = {register for do in self.after for register in do.reads}
+        goes_on = [do for do in self.after if not read.isdisjoint(do.writes)]
         last = [do for do in self.after if read.isdisjoint(do.writes)]
-        self.after = [*(do for do in self.after if do not in last), *bucketed(last, self.writer)]
+        self.after = [*goes_on, *bucketed(last, self.writer)]
 
     def task(self, name: Name, todo: Sequence[Instruction]) -> Task:
         wanted = kept(self.graph)
