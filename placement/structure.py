@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ATOMS", "is_simple", "leaves", "mapped", "part_at", "parts", "replaced", "walk"]
+__all__ = ["ATOMS", "ByIdentity", "is_simple", "leaves", "mapped", "part_at", "parts", "replaced", "walk"]
 
 # What has no parts, whatever hangs at it.
 _OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
@@ -29,6 +29,27 @@ ATOMS = {
 }  # fmt: skip
 _OURS = __name__.removesuffix("placement.structure")  # whose dataclasses, such as layouts in a call, are values
 Change = Callable[[str, Any], Any]
+
+
+class ByIdentity:
+    """An object as something to compare or a key: it equals itself alone. It is held, because another that is made
+    later could lie where it was, and be taken for it.
+
+    >>> one = [1]
+    >>> ByIdentity(one) == ByIdentity(one), ByIdentity(one) == ByIdentity([1])
+    (True, False)
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def parts(value: Any, *, objects: bool = False) -> Iterable[tuple[Any, Any]] | None:

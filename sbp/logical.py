@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..placement import Placement
+from ..placement.structure import ByIdentity
 from .call import Call, Ref, fill, in_order, refs_in, renumbered
 from .signature import Sbp
 from .state import State, Window
@@ -241,7 +242,9 @@ class Logical:
     writes: Mapping[str, int] = field(default_factory=dict)  # of buffers that change: name -> number of the new value
     rebuild: Callable[[Any], Any] = _same  # makes of the result, tensors in it, what the function returned
     deeds: tuple[Callable[[], None], ...] = ()  # what it did to Python's values, to be done again behind each step
-    before: Mapping[tuple[int, Any], Any] = field(default_factory=dict)  # numbers that it changed, by container and key
+    before: Mapping[tuple[ByIdentity, Any], Any] = field(
+        default_factory=dict
+    )  # numbers that it changed, by container and key
 
     @cached_property
     def fakes(self) -> dict[int, Tensor]:

@@ -22,6 +22,7 @@ from ...boxing.graph.insert import insert
 from ...boxing.graph.physical import Physical
 from ...placement import Cluster, Placement, default_cluster
 from ...placement.errors import SbpError
+from ...placement.structure import ByIdentity
 from ...placement.world import world
 from ...sbp import Layout
 from ...sbp.joint.demands import Demands, Rounds, SourcePin
@@ -126,7 +127,7 @@ class Passes:
         self.reads = ReadGuard()
         self.constants: Constants = {}
         self.deeds: Sequence[Callable[[], None]] = ()
-        self.before: Mapping[tuple[int, Any], Any] = {}
+        self.before: Mapping[tuple[ByIdentity, Any], Any] = {}
         self.scale = scale if optimizers and (options.loss_scale is not None or in_half(modules)) else None
 
     @property

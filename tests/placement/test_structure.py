@@ -20,7 +20,7 @@ from sbpflow.nn.eager.dispatch import collected
 from sbpflow.nn.eager.recipe import each_rank
 from sbpflow.nn.graph.capture.arguments import key_of, tensors_by_path
 from sbpflow.nn.graph.capture.packed import padded
-from sbpflow.placement.structure import leaves, mapped, part_at, parts, replaced, walk
+from sbpflow.placement.structure import ByIdentity, leaves, mapped, part_at, parts, replaced, walk
 
 
 class Pair(NamedTuple):
@@ -237,3 +237,7 @@ def test_what_is_packed_stays_whole() -> None:
     held = PackedSequence(torch.ones(3), torch.tensor([2, 1]))
     assert leaves(Open(held), PackedSequence) == [held]
     assert type(mapped(held, Tensor, lambda x: x + 1)) is PackedSequence
+
+
+def test_what_counts_by_identity_is_held_so_that_none_made_later_lies_where_it_was() -> None:
+    assert len({id(Open(k)) for k in range(9)}) < len({ByIdentity(Open(k)) for k in range(9)}) == 9

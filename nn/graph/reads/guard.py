@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as calls
 
+from ....placement.structure import ByIdentity
 from ....sbp.call import frozen
 from ...model.reading import begin_forward, end_forward
 from ...tensors.tensor import GlobalTensor
@@ -95,7 +96,7 @@ class _Column:
 class ReadGuard:
     """All that a capture went by besides its arguments and what tensors hold."""
 
-    def __init__(self, before: Mapping[tuple[int, Any], Any] | None = None) -> None:
+    def __init__(self, before: Mapping[tuple[ByIdentity, Any], Any] | None = None) -> None:
         self._before = before or {}  # values by container and key that the capture has changed
         self._items = _Column(operator.getitem, 2)
         self._parts = _Column(dict.__getitem__, 2)  # in dicts of a class of their own, which may answer otherwise
@@ -128,11 +129,11 @@ class ReadGuard:
     def item(self, held: Any, key: Any, value: Any, title: str) -> None:
         """An entry of a dict or list."""
         raw = isinstance(held, dict) and type(held).__getitem__ is not dict.__getitem__
-        value = self._before.get((id(held), key), value) if self._before else value
+        value = self._before.get((ByIdentity(held), key), value) if self._before else value
         self._add(self._parts if raw else self._items, title, value, held, key)
 
     def attribute(self, of: Any, name: str, value: Any, title: str) -> None:
-        value = self._before.get((id(of), ""), value) if self._before and name == "cell_contents" else value
+        value = self._before.get((ByIdentity(of), ""), value) if self._before and name == "cell_contents" else value
         self._add(self._attributes, title, value, of, name)
 
     def lacks(self, held: Any, name: str, title: str) -> None:
@@ -187,7 +188,7 @@ class ReadGuard:
         """Whether a list of numbers and texts has an equal one in its place, such as the name of an adapter that is
         switched back to; the parts of that are guarded from now on. One that the program changes is followed by what
         it did to it, and only where it stood."""
-        if type(old) is not list or type(new) is not list or (id(old), None) in self._before:
+        if type(old) is not list or type(new) is not list or (ByIdentity(old), None) in self._before:
             return False
         if not (is_plain(tuple(old)) and is_plain(tuple(new)) and frozen(tuple(old)) == frozen(tuple(new))):
             return False

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ....placement.structure import ByIdentity
 from ...model.slots import joined_path
 from ..capture.repeats.likeness import ALL
 from ..capture.surroundings.clocks import names_clock
@@ -73,7 +74,7 @@ def guarded(
     graph: Any,
     modules: Mapping[str, nn.Module],
     names: AttributeReads,
-    before: Mapping[tuple[int, Any], Any] | None = None,
+    before: Mapping[tuple[ByIdentity, Any], Any] | None = None,
 ) -> ReadGuard:
     """A guard of all values that a capture of this graph may have read, as they are now.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .....placement.structure import ATOMS
+from .....placement.structure import ATOMS, ByIdentity
 from .....sbp.call import frozen
 from ....model.annotate import PLACES
 from ....model.reading import begin_forward, end_forward
@@ -183,12 +183,12 @@ class _Looking:
         if isinstance(value, set | frozenset) and all(isinstance(part, _PLAIN) for part in value):
             return frozen(value)
         if isinstance(value, _SAME):
-            return "is", id(value)
+            return ByIdentity(value)
         if isinstance(value, partial):
             return "partial", self.value(value.func), self.value(value.args), self.value(value.keywords)
         if self.handed is not None and _is_written(type(value)):
             self.handed.append(value)
-            return "is", id(value)
+            return ByIdentity(value)
         if not self.objects:
             raise Unlike(type(value).__name__)
         return self.object(value)
@@ -196,13 +196,13 @@ class _Looking:
     def object(self, value: Any) -> Any:
         held = getattr(value, "__dict__", None)
         if held is None or id(value) in self.around:
-            return "is", id(value)
+            return ByIdentity(value)
         self.around.add(id(value))
         parts = tuple([(name, self.value(part)) for name, part in held.items()])
         self.around.discard(id(value))
         if dataclasses.is_dataclass(value) and len(parts) == len(dataclasses.fields(value)):
             return type(value), parts
-        return "is", id(value), parts
+        return ByIdentity(value), parts
 
     def module(self, module: nn.Module) -> Any:
         held = module.__dict__

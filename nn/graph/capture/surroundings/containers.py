@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .....placement.structure import ByIdentity
 from .contents import Content, attributes_of, beside, inner, kind_of
 from .draws import is_stream
 
@@ -38,7 +39,7 @@ class Containers:
         self.caches = LruCaches()
         self.deeds: list[Callable[[], None]] = []  # what the program did to modules, to be done again
         # Numbers that it changed beside these, by container and key; None for a list of a module.
-        self.before: dict[tuple[int, Any], Any] = {}
+        self.before: dict[tuple[ByIdentity, Any], Any] = {}
         self.streams: list[Any] = []  # random numbers and iterators, in the order in which they were met
         self._undo: list[Callable[[], None]] = []
         self._done: set[int] = set()
@@ -82,7 +83,7 @@ class Containers:
         if not kind.keyed:
             if whole and not self.holds([value for _, value in now]):
                 self.deeds.append(lambda: kind.put(held, kind.read(held), now))
-                self.before[id(held), None] = None
+                self.before[ByIdentity(held), None] = None
             return
         old = dict(before)
         changed = {key: value for key, value in now if old.get(key, _ABSENT) is not value}
@@ -93,7 +94,7 @@ class Containers:
                 if type(value) in _NUMBERS and type(old.get(key, _ABSENT)) in _NUMBERS
             }
             if numbers:
-                self.before.update(((id(held), key), value) for key, value in numbers.items())
+                self.before.update(((ByIdentity(held), key), value) for key, value in numbers.items())
                 self._undo.append(lambda: kind.put(held, entries := kind.read(held), _with(entries, numbers, [])))
             return
         made = {key: value for key, value in changed.items() if not isinstance(value, Tensor) and not self.holds(value)}

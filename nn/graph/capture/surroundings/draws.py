@@ -14,6 +14,7 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from .....boxing.record import user_line
+from .....placement.structure import ByIdentity
 from .clocks import of_library
 from .settings import drawn_states, same_setting
 
@@ -40,7 +41,7 @@ def _reads(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, count):
         return value.__repr__
     if isinstance(value, GeneratorType):
-        return lambda: value.gi_frame and (value.gi_frame.f_lasti, *map(id, value.gi_frame.f_locals.values()))
+        return lambda: value.gi_frame and (value.gi_frame.f_lasti, *map(ByIdentity, value.gi_frame.f_locals.values()))
     if isinstance(value, _ITERATORS):
         return lambda: operator.length_hint(value)
     if type(value).__module__.startswith("numpy.random"):

@@ -262,6 +262,38 @@ def lossy(s: Any, x: Tensor) -> Any:
     return x
 
 
+def hands_each_a_function(blocks: Any, x: Tensor) -> Any:
+    for k, block in enumerate(blocks):
+        x = block(x, lambda y, k=k: y * (k + 1))  # gone before the next is made, which lies where this one did
+    return x.sum()
+
+
+class Times:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def of(self, y: Tensor) -> Tensor:
+        return y * self.by
+
+
+def hands_each_a_method(blocks: Any, x: Tensor) -> Any:
+    for k, block in enumerate(blocks):
+        x = block(x, Times(k + 1).of)
+    return x.sum()
+
+
+def sets_each_a_function(blocks: Any, x: Tensor) -> Any:
+    for k, block in enumerate(blocks):
+        block.turn = lambda y, k=k: y * (k + 1)
+        x = block(x, None)
+        block.turn = None
+    return x.sum()
+
+
+def turned(s: Any, x: Tensor, turn: Any) -> Any:
+    return (turn or s.turn)(s.inner(x))
+
+
 class Counter:
     def __init__(self) -> None:
         self.at = 0
@@ -284,6 +316,9 @@ APART: list[tuple[Callable[..., Any], Callable[..., Any], Callable[[int], dict[s
     (counts, in_turn, lambda k: {"count": 0}),
     (by_chance, in_turn, lambda k: {}),
     (plain, closes, lambda k: {}),
+    (turned, hands_each_a_function, lambda k: {}),
+    (turned, hands_each_a_method, lambda k: {}),
+    (turned, sets_each_a_function, lambda k: {"turn": None}),
     (a_view, viewing, lambda k: {}),
     (lossy, in_turn, lambda k: {}),
 ]
