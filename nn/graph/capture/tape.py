@@ -70,7 +70,7 @@ class View:
     version: int
     where: Geometry
     step: ViewOp | None = None
-    tensors: list[Tensor] = field(default_factory=list)  # kept alive, for they are known by their identity
+    tensors: list[Any] = field(default_factory=list)  # kept alive with their memory: both are known by identity
     storage: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -380,7 +380,7 @@ class Tape:
         return self._know(fake, view)
 
     def _know(self, tensor: Tensor, view: View) -> View:
-        view.tensors.append(tensor)
+        view.tensors.append((tensor, tensor.untyped_storage()))
         self._views[id(tensor)] = view
         self._stored.setdefault(storage_of(tensor), []).append(view)
         return view

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.nn.graph.capture.inplace import storage_of
 from sbpflow.placement.errors import SbpError
 from tests.nn.graph.same import Of, ops_of, same, traced
 
@@ -265,6 +266,20 @@ def test_ops_without_results_are_no_part_of_a_step(name: str) -> None:
 def test_an_op_of_ones_own_that_a_graph_leaves_out_is_told_with_the_line() -> None:
     with pytest.warns(UserWarning, match=r"sbpflow_tests.seen.* leaves it out, at .*test_tape.py:\d+"):
         traced(Of(lambda s, x: (seen(x), x.sum())[1]), X)
+
+
+def test_memory_that_a_tensor_has_left_is_nobody_elses() -> None:
+    """`x.data = y` frees what x lay in; what is made next lies there, and is not what x was."""
+
+    def body(s: Any, x: Tensor) -> Any:
+        gone = x * 2
+        there, made = storage_of(gone), list[Tensor]()
+        gone.data = x * 3
+        while len(made) < 50 and there not in map(storage_of, made):
+            made.append(x + 1)
+        return (made[-1].data @ s.w).sum()
+
+    same(Of(body), X)
 
 
 REFUSED = [
