@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from ....placement.world import owned
 from ...tensors.factories import whole_everywhere
@@ -13,6 +14,9 @@ from .adopted_model import AdoptedModel
 from .late_mean import late_mean
 
 __all__ = ["AtRest", "at_rest"]
+
+# By where they lie. They are held, since some are made to be counted, and the next would lie where the last one did.
+Memories: TypeAlias = dict[int, UntypedStorage]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class AtRest:
 
 def at_rest(model: AdoptedModel) -> dict[int, AtRest]:
     """The memory of every rank that this process owns; storage that two tensors share counts once, for the first."""
-    seen: dict[int, set[int]] = defaultdict(set)
+    seen: dict[int, Memories] = defaultdict(dict)
     kinds = [_bytes(tensors, seen) for tensors in (model.held.values(), _gradients(model), _states(model))]
     return {rank: AtRest(*(found.get(rank, 0) for found in kinds)) for rank in sorted(seen)}
 
@@ -55,13 +59,13 @@ def _states(model: AdoptedModel) -> Iterator[GlobalTensor]:
                     yield part if isinstance(part, GlobalTensor) else whole_everywhere(part, x.placement)
 
 
-def _bytes(tensors: Iterable[GlobalTensor], seen: dict[int, set[int]]) -> dict[int, int]:
+def _bytes(tensors: Iterable[GlobalTensor], seen: dict[int, Memories]) -> dict[int, int]:
     """Bytes by rank of all memory that was not seen before."""
     found: dict[int, int] = defaultdict(int)
     for x in tensors:
         for rank, shard in zip(owned(x.placement), x._shards, strict=False):
             memory = shard.untyped_storage()
             if memory.data_ptr() not in seen[rank]:
-                seen[rank].add(memory.data_ptr())
+                seen[rank][memory.data_ptr()] = memory
                 found[rank] += memory.nbytes()
     return found

@@ -8,6 +8,7 @@ offloaded rests on the hosts of its devices.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -73,13 +74,18 @@ class Trained:
         """The parameter is what the master made of it."""
         self._seen = self._stamp()
 
-    def _stamp(self) -> list[tuple[int, int]]:
-        return [(shard.data_ptr(), shard._version) for shard in self.parameter._shards]
+    def _stamp(self) -> list[tuple[ref[Tensor], int, int]]:
+        # Weakly: what a user has replaced is not to stay, and other memory may lie where it was (`x.data = y`).
+        return [(ref(shard), shard.data_ptr(), shard._version) for shard in self.parameter._shards]
 
     @property
     def fresh(self) -> bool:
         """Whether nobody has changed the parameter since the master made it."""
-        return self._seen == self._stamp()
+        shards = self.parameter._shards
+        return len(shards) == len(self._seen) and all(
+            of() is shard and at == shard.data_ptr() and version == shard._version
+            for shard, (of, at, version) in zip(shards, self._seen, strict=True)
+        )
 
     @property
     def both(self) -> tuple[GlobalTensor, GlobalTensor]:

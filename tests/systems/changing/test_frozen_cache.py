@@ -113,6 +113,19 @@ def test_changed_weights_are_seen() -> None:
     assert cache.forwards == [2]
 
 
+def test_other_weights_are_seen_though_they_lie_where_the_last_did() -> None:
+    layers = nn.Linear(8, 8)
+    cache = frozen(layers)
+    before, bias = cache(range(4), DATA[:4]), layers.bias.full_tensor()  # type: ignore[attr-defined]
+    memory = layers.weight.full_tensor().clone()  # type: ignore[attr-defined]
+    for times in (1, 2):
+        memory.mul_(times)
+        there = torch.frombuffer(memory.numpy(), dtype=torch.float64).reshape(8, 8)  # as if it had just been made there
+        layers.weight = nn.Parameter(there, requires_grad=False)
+        torch.testing.assert_close(cache(range(4), DATA[:4]), (before - bias) * times + bias, rtol=0, atol=1e-12)
+        assert cache.forwards == [times]
+
+
 def test_batches_that_are_partly_kept() -> None:
     layers = nn.Linear(8, 8)
     cache, alone = frozen(layers), copy.deepcopy(layers)

@@ -1,5 +1,6 @@
 """A master of another dtype than its parameter is a tensor of its own, and the parameter is what it rounds to."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.boxing.graph import insert
 from sbpflow.boxing.graph.physical import Source
+from sbpflow.nn.graph.optimizer.at_rest import _bytes
+from sbpflow.nn.graph.optimizer.trained import Trained
 
 PAIR = flow.placement("cpu:[0-1] as (data=2)")
 CUT, WHOLE = {"data": S(0)}, {"data": B}
@@ -128,3 +131,29 @@ def test_what_is_loaded_counts_for_the_copy(wide: None) -> None:
     step(*batch(0))
     for p, wanted in zip(model.parameters(), other.values(), strict=True):
         assert torch.equal(p.full_tensor(), wanted)  # type: ignore[attr-defined]
+
+
+def test_other_memory_counts_for_the_copy_though_it_lies_where_the_last_did() -> None:
+    memory = torch.zeros(6)
+
+    def there() -> Tensor:
+        """The values that lie there now, as a tensor that has just been made there."""
+        return torch.frombuffer(memory.numpy(), dtype=torch.float32)
+
+    one = flow.placement("cpu", [0])
+    p = flow.from_local(torch.ones(6), placement=one, sbp=B).requires_grad_()
+    each = Trained(p, rest=p._layout.with_state(p._layout.state).with_dtype(torch.float64))
+    p.data = flow.from_local(there(), placement=one, sbp=B)
+    each.gather()
+    each.stamped()
+    assert each.fresh
+    memory.fill_(7)
+    p.data = flow.from_local(there(), placement=one, sbp=B)
+    each.gather()
+    assert each.master.full_tensor().tolist() == [7] * 6
+
+
+def test_tensors_that_are_made_to_be_counted_count_once_each() -> None:
+    one, seen = flow.placement("cpu", [0]), defaultdict[int, Any](dict)
+    made = (flow.from_local(torch.ones(64, dtype=torch.float64), placement=one, sbp=B) for _ in range(20))
+    assert _bytes(made, seen) == {0: 20 * 64 * 8}
