@@ -69,9 +69,11 @@ def after_write(x: GlobalTensor, but: GlobalTensor | None = None) -> None:
 def _refresh(x: GlobalTensor, but: GlobalTensor | None) -> None:
     """Make the moved views of a tensor anew, and those of them in turn."""
     if _views:
-        for other in _views.pop(_memory(x), ()):
+        memory = _memory(x)
+        for other in _views.pop(memory, ()):
             view = other()
-            if view is not None:
+            # The base may have got other memory (`x.data = y`), and what is written to here that of before.
+            if view is not None and _memory(view._torn.base) == memory:
                 if view is not but:
                     _make_anew(view)
                     _refresh(view, but)
@@ -113,7 +115,7 @@ def bring_back(x: GlobalTensor, held: tuple[Tensor, ...], partial: tuple[int, ..
             "  use the function that returns a new tensor, such as x.t() for x.t_()"
         )
     if held[0].shape != x.shape:  # resized or transposed in place: it lies whole from now on
-        x._shards, x._layout = held, whole(held[0], x.placement, partial)
+        x._shards, x._layout, x._moved = held, whole(held[0], x.placement, partial), None
     if any(a is b for a, b in zip(held, x._shards, strict=True)):
         return
     back = box(held, flat(x._layout, grad_partial=partial), x._layout, op="write back")

@@ -224,3 +224,18 @@ def test_a_view_by_a_function_of_ones_own_is_made_anew(lie: Sbp) -> None:
     for one in (y, h):
         one.mul_(10)
     assert torch.equal(g.full_tensor(), x)
+
+
+def test_a_tensor_in_memory_that_a_base_has_left_changes_no_view_of_it() -> None:
+    pair = flow.placement("cpu", range(2))
+    x = flow.tensor(torch.arange(8.0).reshape(4, 2), placement=pair, sbp=S(0))
+    y, there = x[1:3], x._shards[0].untyped_storage()._cdata
+    assert isinstance(y, flow.GlobalTensor)
+    assert y._torn is not None
+    before, made = y.full_tensor().clone(), list[Tensor]()
+    x.data = flow.zeros(4, 2, placement=pair, sbp=S(0))
+    while len(made) < 50 and there not in [each.untyped_storage()._cdata for each in made]:
+        made.append(torch.ones(2, 2))
+    z = flow.from_local([made[-1], torch.ones(2, 2)], placement=pair, sbp=S(0))
+    z.mul_(2)
+    assert torch.equal(y.full_tensor(), before)
