@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....placement.errors import SbpError
+from ....placement.structure import ByIdentity
 from ....sbp.call import map_tensors, tensors_in
 from ...tensors.tensor import GlobalTensor
 
@@ -73,7 +74,7 @@ class Contexts:
 def _stamps(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
     """By which to know whether a buffer is what it was."""
     return {
-        (part, name): (id(x), [y._version for y in (x._shards if isinstance(x, GlobalTensor) else (x,))])
+        (part, name): (ByIdentity(x), [y._version for y in (x._shards if isinstance(x, GlobalTensor) else (x,))])
         for part in module.modules()
         for name, x in part._buffers.items()
         if x is not None and not x.is_inference()

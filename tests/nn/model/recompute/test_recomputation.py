@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import S
+from sbpflow.nn.model.recompute.replay import Contexts
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import PlacementError, SbpError
 from tests.nn.graph.memory.test_liveness import Live
@@ -424,3 +425,18 @@ def test_on_real_ranks(ranks4: Ranks) -> None:
     found = ranks4(on_ranks)
     assert found == [found[0]] * 4
     assert found[0] == pytest.approx(on_ranks())
+
+
+def test_a_buffer_that_is_replaced_is_seen_though_the_last_lies_where_the_first_was() -> None:
+    model = Counting()
+    first, kept = id(model.seen), Contexts(model, frozenset())
+
+    def run() -> None:
+        with kept.watched():
+            for _ in range(50):
+                model.seen = torch.zeros(())
+                if id(model.seen) == first:
+                    break
+
+    with pytest.raises(SbpError, match="changes its buffer seen"):
+        run()
