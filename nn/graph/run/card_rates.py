@@ -18,6 +18,11 @@ def rides(group: dict[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
+def _recorded(setting: Tensor) -> Any:
+    """All that a recording has of a tensor: its numbers, or of one on the card where it reads them."""
+    return setting.tolist() if setting.is_cpu else (setting.data_ptr(), setting.dtype)
+
+
 class CardRates:
     """The rates of some optimizers. Those that are numbers of the host have a tensor each, which the graph reads.
 
@@ -44,7 +49,7 @@ class CardRates:
         mine = {id(group) for group, _ in self.mine}
         return [
             tuple(
-                (name, (id(value), value.data_ptr()) if isinstance(value, Tensor) else value)
+                (name, _recorded(value) if isinstance(value, Tensor) else value)
                 for name, value in group.items()
                 if name not in NAMES and not (name == "lr" and id(group) in mine)
             )
