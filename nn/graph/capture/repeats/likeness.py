@@ -182,6 +182,10 @@ class _Looking:
             return type(value), tuple([(self.value(name), self.value(part)) for name, part in value.items()])
         if isinstance(value, set | frozenset) and all(isinstance(part, _PLAIN) for part in value):
             return frozen(value)
+        if isinstance(value, FunctionType) and value.__closure__:
+            return self.closure(value)
+        if isinstance(value, MethodType) and not isinstance(value.__self__, nn.Module):
+            return self.value(value.__func__), self.value(value.__self__)
         if isinstance(value, _SAME):
             return ByIdentity(value)
         if isinstance(value, partial):
@@ -192,6 +196,19 @@ class _Looking:
         if not self.objects:
             raise Unlike(type(value).__name__)
         return self.object(value)
+
+    def closure(self, value: FunctionType) -> Any:
+        """A function, with what it has closed over: that may be another at the next call."""
+        if id(value) in self.around:
+            return ByIdentity(value)
+        self.around.add(id(value))
+        try:
+            held = [cell.cell_contents for cell in value.__closure__ or ()]
+        except ValueError:  # a cell that nothing was put into yet
+            raise Unlike(value.__qualname__) from None
+        parts = tuple(map(self.value, held))
+        self.around.discard(id(value))
+        return ByIdentity(value), parts
 
     def object(self, value: Any) -> Any:
         held = getattr(value, "__dict__", None)

@@ -282,6 +282,26 @@ def hands_each_a_method(blocks: Any, x: Tensor) -> Any:
     return x.sum()
 
 
+def hands_all_a_function(blocks: Any, x: Tensor) -> Any:
+    k = 0
+
+    def turn(y: Tensor) -> Tensor:
+        return y * (k + 1)
+
+    for k, block in enumerate(blocks):  # noqa: B007  # the function reads it
+        x = block(x, turn)
+    return x.sum()
+
+
+def hands_all_a_method(blocks: Any, x: Tensor) -> Any:
+    times = Times(1)
+    turn = times.of
+    for k, block in enumerate(blocks):
+        times.by = k + 1
+        x = block(x, turn)
+    return x.sum()
+
+
 def sets_each_a_function(blocks: Any, x: Tensor) -> Any:
     for k, block in enumerate(blocks):
         block.turn = lambda y, k=k: y * (k + 1)
@@ -318,6 +338,8 @@ APART: list[tuple[Callable[..., Any], Callable[..., Any], Callable[[int], dict[s
     (plain, closes, lambda k: {}),
     (turned, hands_each_a_function, lambda k: {}),
     (turned, hands_each_a_method, lambda k: {}),
+    (turned, hands_all_a_function, lambda k: {}),
+    (turned, hands_all_a_method, lambda k: {}),
     (turned, sets_each_a_function, lambda k: {"turn": None}),
     (a_view, viewing, lambda k: {}),
     (lossy, in_turn, lambda k: {}),
