@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...boxing.graph.physical import Op
 from ...placement.errors import SbpError
 from ...placement.structure import ByIdentity
+from ..tensors.moves import version
 from ..tensors.tensor import GlobalTensor
 from .compiled import CompiledGraph
 from .lower.segments import draws
@@ -170,7 +171,7 @@ def _stamp(x: Tensor) -> tuple[Any, ...]:
     """Tensors and their memory with versions; all of it is held, so that no other comes to lie where it did."""
     shards = x._shards if isinstance(x, GlobalTensor) else (x,)
     held = [(shard, shard.untyped_storage()) for shard in shards]
-    return tuple([(ByIdentity(of), ByIdentity(memory), of.data_ptr(), of._version) for of, memory in held])
+    return tuple([(ByIdentity(of), ByIdentity(memory), of.data_ptr(), version(of)) for of, memory in held])
 
 
 def _sum(x: Tensor) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ...boxing.record import user_line
 from ...placement.errors import SbpError
 from ..tensors.agreement import in_order
+from ..tensors.moves import version
 from ..tensors.tensor import GlobalTensor
 
 __all__ = ["Launch", "LaunchEvent", "Launched", "ahead", "landed"]
@@ -234,7 +235,7 @@ class Launch:
 
     def _check(self, task: _Task) -> None:
         """Refuse to compute with what has been changed since the launch, by who did not wait."""
-        if any(value._version != version for value, version in task.versions):
+        if any(version(value) != count for value, count in task.versions):
             raise SbpError(
                 f"an argument of {task.made.name} was written to after the launch\n"
                 "  pass a copy, x.clone(), or launch what writes to it too"
@@ -322,12 +323,12 @@ def _taken(x: Any, versions: list[tuple[Tensor, int]]) -> Any:
     """An argument as it is now."""
     if isinstance(x, Tensor):
         if type(x) is GlobalTensor:
-            versions.extend((shard, shard._version) for shard in x.__dict__["_shards"] if not shard.is_inference())
+            versions.extend((shard, version(shard)) for shard in x.__dict__["_shards"] if not shard.is_inference())
             return x
         if not x.requires_grad and x.layout is torch.strided and not x.is_meta:
             return x.detach().clone()
         if not x.is_inference():
-            versions.append((x, x._version))
+            versions.append((x, version(x)))
         return x
     if type(x) in (list, tuple):
         return type(x)([_taken(each, versions) for each in x])

@@ -1,13 +1,13 @@
 """Implicit and explicit moves of global tensors: shared between consumers, and refused where the user said so."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ...boxing import box, plan
 from ...boxing.encoding import Encoding, MoveEncoder
@@ -21,7 +21,19 @@ from ...sbp.state import State
 from .handle import Handle
 from .memory_formats import in_order
 
-__all__ = ["encoded_shards", "everywhere", "explicit", "flat", "own_shards", "run_by", "shards_as", "to_all", "whole"]
+__all__ = [
+    "data_of",
+    "encoded_shards",
+    "everywhere",
+    "explicit",
+    "flat",
+    "own_shards",
+    "run_by",
+    "shards_as",
+    "to_all",
+    "version",
+    "whole",
+]
 
 _explicit = 0
 # Whose processes alone run the code, where that is not all.
@@ -147,7 +159,31 @@ def _shared(x: Handle, dst: Layout) -> tuple[Tensor, ...] | None:
 
 def _stamp(shards: tuple[Any, ...]) -> tuple[int, ...]:
     """Changes whenever the values may have: by an in-place op, or because the shards are others."""
-    return tuple(number for s in shards for number in (s._version, s.data_ptr()))
+    return tuple(number for s in shards for number in (version(s), s.data_ptr()))
+
+
+# By shard, what all its `x.data` are aliases of: what is written to them counts there.
+_data: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+
+
+def data_of(shards: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The shards as `x.data` gives them: autograd does not see what is written to them, and `version` does."""
+    return tuple(shard.data if shard.is_inference() else _data_of(shard) for shard in shards)
+
+
+def _data_of(shard: Tensor) -> Tensor:
+    known = _data.get(shard)
+    if known is None or known.untyped_storage()._cdata != shard.untyped_storage()._cdata:
+        known = _data[shard] = shard.data
+    if known.shape == shard.shape and known.stride() == shard.stride():
+        return known.detach()
+    return known.as_strided(shard.shape, shard.stride(), shard.storage_offset())
+
+
+def version(shard: Tensor) -> int:
+    """How often a shard was written to, through its `x.data` too."""
+    known = _data.get(shard) if _data else None
+    return shard._version if known is None else shard._version + known._version
 
 
 class Refused(SbpError):

@@ -83,7 +83,7 @@ class GlobalTensor(Handle):
 
     @property
     def data(self) -> "GlobalTensor":
-        return self._alias(tuple(shard.data for shard in self._shards))
+        return self._alias(moves.data_of(self._shards))
 
     @data.setter
     def data(self, value: Tensor) -> None:

@@ -94,7 +94,7 @@ def slow_links(
 
 
 def _ends(traffic: Traffic) -> Mapping[tuple[str, int], list[LinkUse]]:
-    """What each host sends (0), and what it receives (1)."""
+    """The traffic of each host: what it sends (0), and what it receives (1)."""
     found = defaultdict[tuple[str, int], list[LinkUse]](list)
     for ends, sent in traffic.items():
         for end in (0, 1):
@@ -145,7 +145,7 @@ class LinkJudge:
         return news + [self._well(host) for host in well]
 
     def _best(self, host: str, end: int) -> float:
-        """What a link has shown lately."""
+        """Bytes a second that a link has shown lately, at best."""
         return max((shown.get((host, end), 0.0) for shown in self._shown), default=0.0)
 
     def _slower(self, traffic: Traffic) -> dict[str, LinkRate]:

@@ -19,6 +19,7 @@ from ....placement import Placement
 from ....placement.world import owned
 from ....sbp import Layout
 from ...tensors.autograd import accumulate
+from ...tensors.moves import version
 from ...tensors.tensor import GlobalTensor, wrap
 from ..choose.parameters import taken_exact
 from ..host.states import StateMemory
@@ -60,7 +61,7 @@ class Trained:
 
     def _cut(self) -> tuple[Tensor, ...]:
         mine = tuple([shard.detach() for shard in self.parameter._shards])
-        exact = taken_exact(self.parameter) if self.rest.dtype is not self.lies.dtype else None
+        exact = taken_exact(self.parameter) if self.wide else None
         if exact is None:
             return _as(mine, self.lies, self.rest, "optimizer pieces")
         wide = self.lies.with_dtype(exact.dtype)
@@ -76,16 +77,21 @@ class Trained:
 
     def _stamp(self) -> list[tuple[ref[Tensor], int, int]]:
         # Weakly: what a user has replaced is not to stay, and other memory may lie where it was (`x.data = y`).
-        return [(ref(shard), shard.data_ptr(), shard._version) for shard in self.parameter._shards]
+        return [(ref(shard), shard.data_ptr(), version(shard)) for shard in self.parameter._shards]
 
     @property
     def fresh(self) -> bool:
         """Whether nobody has changed the parameter since the master made it."""
         shards = self.parameter._shards
         return len(shards) == len(self._seen) and all(
-            of() is shard and at == shard.data_ptr() and version == shard._version
-            for shard, (of, at, version) in zip(shards, self._seen, strict=True)
+            of() is shard and at == shard.data_ptr() and count == version(shard)
+            for shard, (of, at, count) in zip(shards, self._seen, strict=True)
         )
+
+    @property
+    def wide(self) -> bool:
+        """Whether the master has digits that the parameter has not."""
+        return self.rest.dtype is not self.lies.dtype
 
     @property
     def both(self) -> tuple[GlobalTensor, GlobalTensor]:
@@ -143,7 +149,7 @@ class Trained:
         with torch.no_grad():
             if not self.fresh:
                 for mine, new in zip(self.master._shards, self._cut(), strict=True):
-                    mine.copy_(new)
+                    mine.copy_(self._written(mine, new.to(mine.device)))
             eager = self.parameter.grad
             if eager is not None:
                 shards = _as(eager._shards, eager._layout, self.rest, "gradient")
@@ -152,9 +158,14 @@ class Trained:
                 self.master.grad = new if held is None else held + new  # type: ignore[assignment]
                 self.parameter.grad = None
 
+    def _written(self, mine: Tensor, new: Tensor) -> Tensor:
+        """What others wrote to a parameter; where it is the master but for its digits, that stays."""
+        narrow = self.lies.dtype
+        return torch.where(mine.to(narrow) == new.to(narrow), mine, new) if self.wide else new
+
     def follow(self, other: "Trained") -> None:
         """Take what another graph has trained meanwhile: digits that the parameter does not have are only there."""
-        wide = self.rest.dtype is not self.lies.dtype and other.rest.dtype is self.rest.dtype
+        wide = self.wide and other.rest.dtype is self.rest.dtype
         if other is self or not wide or not other.fresh:
             return
         if other.master is not self.master:
@@ -166,7 +177,7 @@ class Trained:
 
     def begin(self) -> None:
         """Take a master over from another graph, since whose last step the parameter may have changed."""
-        if self.rest.dtype is self.lies.dtype:
+        if not self.wide:
             self._seen = []
 
     @property

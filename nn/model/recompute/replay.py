@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ....placement.errors import SbpError
 from ....placement.structure import ByIdentity
 from ....sbp.call import map_tensors, tensors_in
+from ...tensors.moves import version
 from ...tensors.tensor import GlobalTensor
 
 __all__ = ["Contexts", "name_of"]
@@ -74,7 +75,7 @@ class Contexts:
 def _stamps(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
     """By which to know whether a buffer is what it was."""
     return {
-        (part, name): (ByIdentity(x), [y._version for y in (x._shards if isinstance(x, GlobalTensor) else (x,))])
+        (part, name): (ByIdentity(x), [version(y) for y in (x._shards if isinstance(x, GlobalTensor) else (x,))])
         for part in module.modules()
         for name, x in part._buffers.items()
         if x is not None and not x.is_inference()

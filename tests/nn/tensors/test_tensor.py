@@ -176,3 +176,26 @@ def test_a_size_may_be_a_plain_tensor_of_one_number() -> None:
     half: Any = torch.div(6, 2, rounding_mode="trunc")
     assert x.view(4, half, 2).shape == x.reshape(4, half, -1).shape == (4, 3, 2)
     assert x.new_full((2, half), 7.0).shape == (2, 3)
+
+
+@pytest.mark.parametrize("sbp", [S(0), S(1), B], ids=str)
+@pytest.mark.parametrize("kept", [False, True], ids=["data asked each time", "data kept"])
+def test_what_is_written_to_data_is_seen_though_a_graph_keeps_what_was_moved(sbp: Any, kept: bool) -> None:
+    """A loss of the step before lives until the next one, and with it the weights that were gathered for it."""
+    weight: Any = flow.tensor(torch.arange(8.0).reshape(4, 2), placement=LINE, sbp=sbp).requires_grad_()
+    x = flow.tensor(torch.ones(8, 2), placement=LINE, sbp=S(0))
+    lasts, data = F.linear(x, weight), weight.data
+    for write in (
+        lambda w: w.mul_(10),
+        lambda w: w[1].fill_(7),
+        lambda w: w.__setitem__(0, 9.0),
+        lambda w: w.t().add_(1),
+    ):
+        write(data if kept else weight.data)
+        found: Any = F.linear(x, weight)
+        wanted = F.linear(torch.ones(8, 2), weight.detach().full_tensor())
+        assert torch.equal(found.full_tensor(), wanted)
+        lasts = lasts + found
+    lasts.sum().backward()  # torch does not refuse either
+    assert data._shards[0]._version == weight.data._shards[0]._version >= 4
+    assert weight._shards[0]._version == 0
