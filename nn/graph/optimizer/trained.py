@@ -159,7 +159,7 @@ class Trained:
                 self.parameter.grad = None
 
     def _written(self, mine: Tensor, new: Tensor) -> Tensor:
-        """A shard of the master with what others wrote to the parameter; where that is the same but for digits, it stays."""
+        """A shard of the master with what others wrote to the parameter; where digits alone differ, it stays."""
         narrow = self.lies.dtype
         return torch.where(mine.to(narrow) == new.to(narrow), mine, new) if self.wide else new
 
