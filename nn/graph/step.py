@@ -213,7 +213,8 @@ class Step:
         rows = told([round(self.clock.usual * 1e9)], self.graph.ranks, "times of ranks")
         if rows is None:
             return None
-        return RankTimes({r: row[0] / 1e9 for r, row in zip(self.graph.ranks.flat, rows, strict=True)})
+        seconds = {r: row[0] / 1e9 for r, row in zip(self.graph.ranks.flat, rows, strict=True)}
+        return RankTimes(seconds, run.of_ranks if (run := world().run) else {})
 
     @uncollected()
     def prepare(self) -> StraightRunner | ReplayedRunner | MicroBatchRunner:

@@ -80,6 +80,11 @@ class RunHosts:
     said: str = ""
     text: str = ""
 
+    @property
+    def of_ranks(self) -> dict[int, str]:
+        """The name of each rank's host."""
+        return {rank: self.names[number] for rank, number in enumerate(self.hosts.numbers)}
+
 
 def file_said() -> tuple[str, str]:
     """The cluster that SBPFLOW_CLUSTER names, and the text of it where it is a file."""

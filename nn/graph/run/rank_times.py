@@ -5,7 +5,7 @@ All ranks of a step end together, however slow one is; but the slow one waits le
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, median_low
 from time import perf_counter
 
@@ -52,13 +52,14 @@ def _idle(record: RunRecord | None) -> float:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds that each rank worked at a step: the median of its last ones.
+    """Seconds that each rank worked at a step: the median of its last ones; `hosts` has the host of each, by name.
 
     >>> print(RankTimes({0: 0.010, 1: 0.011, 2: 0.031, 3: 0.010}))
     rank 2 is slow: 31.0 ms of work a step, 3.1 times the median
     """
 
     seconds: Mapping[int, float]
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -74,6 +75,12 @@ class RankTimes:
         """The ranks that work more than half as long again as the median."""
         return tuple(rank for rank, seconds in self.seconds.items() if seconds > SLOW * self.median)
 
+    @property
+    def slow_hosts(self) -> tuple[str, ...]:
+        """The hosts of which all ranks are slow, where there are others."""
+        of = {host: [rank for rank in self.seconds if self.hosts.get(rank) == host] for host in self.hosts.values()}
+        return tuple(host for host, ranks in of.items() if ranks and {*ranks} <= {*self.slow})
+
     def __str__(self) -> str:
         of = self.seconds[self.slowest]
         if not self.slow:
@@ -82,4 +89,6 @@ class RankTimes:
         named = (
             f"rank {several} is slow" if len(self.slow) == 1 else f"ranks {several} are slow, rank {self.slowest} most"
         )
+        found = self.slow_hosts
+        named += f", all of host{'s' * (len(found) > 1)} {', '.join(found)}" if found else ""
         return f"{named}: {of * 1e3:.1f} ms of work a step, {of / max(self.median, 1e-9):.1f} times the median"

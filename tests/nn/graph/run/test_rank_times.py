@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow.nn.graph.optimizer.adopted_model import AdoptedModel
 from sbpflow.nn.graph.run.rank_times import RankTimes
-from tests.ranks import Ranks
+from tests.ranks import Fresh, Ranks
 
 
 def test_slow_is_more_than_half_as_long_again_as_the_median() -> None:
@@ -19,6 +19,14 @@ def test_slow_is_more_than_half_as_long_again_as_the_median() -> None:
     assert RankTimes({0: 1.0, 1: 1.6}).slow == (1,)
     assert str(RankTimes({0: 0.01, 1: 0.012})) == "no rank is slow: 10.0 to 12.0 ms of work a step"
     assert str(RankTimes({0: 1.0, 1: 1.0, 2: 2.0, 3: 3.0})).startswith("ranks 2, 3 are slow, rank 3 most: 3000.0 ms")
+
+
+def test_a_host_of_which_all_ranks_are_slow_is_named() -> None:
+    hosts, told = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}, "3000.0 ms of work a step, 3.0 times the median"
+    found = RankTimes({0: 1.0, 1: 1.1, 2: 2.0, 3: 3.0, 4: 1.0}, hosts)
+    assert str(found) == f"ranks 2, 3 are slow, rank 3 most, all of host b: {told}"
+    assert RankTimes({0: 1.0, 1: 1.1, 2: 1.0, 3: 3.0, 4: 1.0}, hosts).slow_hosts == ()
+    assert str(RankTimes({0: 1.0, 1: 1.0, 4: 3.0}, hosts)) == f"rank 4 is slow, all of host c: {told}"
 
 
 def test_one_process_has_nobody_to_compare_with() -> None:
@@ -56,9 +64,15 @@ def slowed(stages: bool) -> Any:
     finally:
         AdoptedModel.shards = shards  # type: ignore[method-assign]
     found = step.rank_times()
-    return found and found.slow
+    return found and (found.slow, found.slow_hosts)
 
 
 @pytest.mark.parametrize("stages", [False, True])
 def test_a_slow_rank_is_named_on_all(stages: bool, ranks4: Ranks) -> None:
-    assert ranks4(slowed, stages) == [(1,), (1,), None, None]
+    slow = (1,), ()
+    assert ranks4(slowed, stages) == [slow, slow, None, None]
+
+
+def test_a_slow_host_is_named_by_its_name(fresh: Fresh) -> None:
+    ended = fresh(2, slowed, False, environment=lambda rank: {"SBPFLOW_HOST": "xy"[rank]})
+    assert [end.answer and end.answer.value for end in ended] == [((1,), ("y",))] * 2
