@@ -23,7 +23,7 @@ def test_slow_is_more_than_half_as_long_again_as_the_median() -> None:
 
 def test_a_host_of_which_all_ranks_are_slow_is_named() -> None:
     hosts, told = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}, "3000.0 ms of work a step, 3.0 times the median"
-    found = RankTimes({0: 1.0, 1: 1.1, 2: 2.0, 3: 3.0, 4: 1.0}, hosts)
+    found = RankTimes({0: 1.0, 1: 1.0, 2: 2.0, 3: 3.0, 4: 1.0}, hosts)
     assert str(found) == f"ranks 2, 3 are slow, rank 3 most, all of host b: {told}"
     assert RankTimes({0: 1.0, 1: 1.1, 2: 1.0, 3: 3.0, 4: 1.0}, hosts).slow_hosts == ()
     assert str(RankTimes({0: 1.0, 1: 1.0, 4: 3.0}, hosts)) == f"rank 4 is slow, all of host c: {told}"
