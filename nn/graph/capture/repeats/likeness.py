@@ -27,7 +27,7 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
     torch.dtype, torch.device, torch.layout, torch.memory_format, Recomputing,
 )  # fmt: skip
-_SAME = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, nn.Module, torch._ops.OpOverloadPacket)
+_SAME = (type, FunctionType, BuiltinFunctionType, ModuleType, Enum, torch._ops.OpOverloadPacket)
 _TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
 _OWN = (nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__, nn.Module.__delattr__.__code__)
 _TABLES = (
@@ -182,10 +182,12 @@ class _Looking:
             return type(value), tuple([(self.value(name), self.value(part)) for name, part in value.items()])
         if isinstance(value, set | frozenset) and all(isinstance(part, _PLAIN) for part in value):
             return frozen(value)
-        if isinstance(value, FunctionType) and value.__closure__:
-            return self.closure(value)
-        if isinstance(value, MethodType) and not isinstance(value.__self__, nn.Module):
+        if isinstance(value, FunctionType):
+            return self.function(value)
+        if isinstance(value, MethodType):
             return self.value(value.__func__), self.value(value.__self__)
+        if isinstance(value, nn.Module):
+            return self.outside(value)
         if isinstance(value, _SAME):
             return ByIdentity(value)
         if isinstance(value, partial):
@@ -197,18 +199,29 @@ class _Looking:
             raise Unlike(type(value).__name__)
         return self.object(value)
 
-    def closure(self, value: FunctionType) -> Any:
-        """A function, with what it has closed over: that may be another at the next call."""
-        if id(value) in self.around:
+    def function(self, value: FunctionType) -> Any:
+        """A function, with what it has closed over and its defaults: these may be others at the next call."""
+        kept = value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__
+        if not any(kept) or id(value) in self.around:
             return ByIdentity(value)
         self.around.add(id(value))
         try:
             held = [cell.cell_contents for cell in value.__closure__ or ()]
         except ValueError:  # a cell that nothing was put into yet
             raise Unlike(value.__qualname__) from None
-        parts = tuple(map(self.value, held))
+        parts = tuple(map(self.value, (held, *kept[1:])))
         self.around.discard(id(value))
         return ByIdentity(value), parts
+
+    def outside(self, module: nn.Module) -> Any:
+        """A module that is no part of the one looked at, and is the same for all, with what it is set to now."""
+        if id(module) in self.around:
+            return ByIdentity(module)
+        self.around.add(id(module))
+        of = [item for part in module.modules() for item in part.__dict__.items()]
+        parts = tuple([(name, self.value(x)) for name, x in of if name not in _TENSORS and name not in PLACES])
+        self.around.discard(id(module))
+        return ByIdentity(module), parts
 
     def object(self, value: Any) -> Any:
         held = getattr(value, "__dict__", None)
