@@ -6,6 +6,7 @@ Each kind of statement is a frozen dataclass in a file of its own, which has all
                   the parts of a model that it meets, and the notes that it puts on them
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -109,6 +110,9 @@ class Assigning:
         self.model, self.made, self.grids = model, made, made.grids
         self.stepped = stepped  # the optimizers that have trained parameters, by the ids of these
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._tied: dict[int, list[str]] = defaultdict(list)
+        for name, value in self.parameters.items():
+            self._tied[id(value)].append(name)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.reach: dict[int, list[str]] = {}  # by the id of a line, the parameters that it meets
         made.parameters = tuple(self.parameters)
@@ -139,6 +143,10 @@ class Assigning:
         if not names:
             raise LineFault(line, "path", f"{path} has no parameters\n  name a module that has some")
         return names, len(names) > 1 or bool(modules)
+
+    def names_of(self, name: str) -> Sequence[str]:
+        """All names of a parameter: what is said of one of tied ones counts for the tensor."""
+        return self._tied[id(self.parameters[name])]
 
     def _nothing(self, line: Statement, path: str, names: Iterable[str]) -> LineFault:
         meant = near(path.replace("**", "*"), names)

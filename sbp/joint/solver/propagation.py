@@ -108,7 +108,7 @@ class _Propagation:
         """The candidate of the next op, from which its results lie as they do."""
         op = self.logical.ops[node.index]
         have = [self.states[n] for n in op.inputs]
-        key = id(node.candidates), tuple(have), tuple(n in self.weights for n in op.inputs)
+        key = id(node.candidates), node.cost.tobytes(), tuple(have), tuple(n in self.weights for n in op.inputs)
         if key not in self.known:
             self.known[key] = self._chosen(node, op.inputs, have)
         found = self.known[key]

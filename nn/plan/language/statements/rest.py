@@ -55,12 +55,13 @@ class Rest(Statement):
         to.reach[id(self)] = names
         for name in names:
             entries = self._fitting(to, name, many=many)
-            for kind in self.kinds:
-                to.pin(to.made.rests[kind].setdefault(name, {}), self, entries)
-            if self.entries is None:
-                to.made.free[name] = self
-            elif "weights" in self.kinds:
-                to.made.free.pop(name, None)
+            for each in to.names_of(name):
+                for kind in self.kinds:
+                    to.pin(to.made.rests[kind].setdefault(each, {}), self, entries)
+                if self.entries is None:
+                    to.made.free[each] = self
+                elif "weights" in self.kinds:
+                    to.made.free.pop(each, None)
             to.fold(name.rpartition(".")[0], self.entries)
 
     def _fitting(self, to: Assigning, name: str, *, many: bool) -> AxisEntries:
