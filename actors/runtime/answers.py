@@ -9,6 +9,8 @@ go there.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ..protocol.simulate import Simulation
 from .partition import Partition, Ranks
 from .replay import Replay
@@ -22,21 +24,22 @@ class Answers:
     def __init__(self, run: Simulation) -> None:
         self.run = run
         self.queues = {queue: at for at, queue in enumerate(run.network.queues)}
-        self.past: list[list[int]] = []  # by firing how many of each queue had ended with it
+        # By firing how many of each queue had ended with it.
+        self.past = np.zeros((len(run.firings), len(self.queues)), dtype=np.int32)
         self.queue: list[int] = []  # by firing
         # By register and the firing that filled it: who took that, as a queue and the place in what it ran.
         self.taken: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(dict)
         last = [-1] * len(self.queues)
         for n, did in enumerate(Replay(run.network, [(0, ran) for ran in run.firings]).done):
-            mine = self.queues[did.ran.queue]
-            past = list(self.past[last[mine]]) if last[mine] >= 0 else [0] * len(self.queues)
+            mine, past = self.queues[did.ran.queue], self.past[n]
+            if last[mine] >= 0:
+                past[:] = self.past[last[mine]]
             for _, source in did.sources:
                 if source < n:
-                    past = list(map(max, past, self.past[source]))
+                    np.maximum(past, self.past[source], out=past)
             past[mine] += 1
             for register, source in did.sources:
-                self.taken[register].setdefault(source, []).append((mine, past[mine]))
-            self.past.append(past)
+                self.taken[register].setdefault(source, []).append((mine, int(past[mine])))
             self.queue.append(mine)
             last[mine] = n
         slots = {give.register: give.slots for actor in run.network.actors for give in actor.gives}
