@@ -144,11 +144,12 @@ def cut(value: Tensor, where: Placement, sbp: SbpLike, grad_sbp: SbpLike | None 
 
 def _fresh(shard: Tensor, source: Tensor, of: Layout) -> Tensor:
     """A tensor of its own memory, without gaps, its dims in the order of the layout."""
-    if not of.order:
-        shares = shares_memory(shard, source)
-        return shard.clone(memory_format=torch.contiguous_format) if shares or not shard.is_contiguous() else shard
-    dense = in_order(shard, of)
-    return dense.clone() if shares_memory(dense, source) else dense
+    dense = in_order(shard, of) if of.order else shard.contiguous()
+    # A piece of what was copied to a card shares nothing with the source, and would have all of the copy stay.
+    part = dense.untyped_storage().nbytes() > dense.nbytes
+    if not part and not shares_memory(dense, source):
+        return dense
+    return dense.clone(memory_format=torch.preserve_format if of.order else torch.contiguous_format)
 
 
 def from_local(

@@ -1,8 +1,10 @@
 """Several cards whose ranks live in one process: each draws, casts and runs again as one card would."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -54,6 +56,21 @@ def test_what_a_region_saved_is_made_again_once_for_all_cards(sbp: flow.sbp.Sbp,
         return [each.grad.full_tensor() for each in (x, w, v) if each.grad is not None]
 
     as_on_host(program)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("sbp", [B, S(0), S(1)], ids=str)
+def test_what_every_card_holds_of_a_tensor_or_a_model_is_its_own_piece(kind: str, ranks: int, sbp: Any) -> None:
+    """A card that had been sent all of it kept all of it: a piece was a view of the copy."""
+    where = flow.placement("cuda", range(ranks))
+    x = flow.tensor(torch.ones(8, 4, device=kind), placement=where, sbp=sbp)
+    turned = flow.tensor(torch.ones(4, 8, device=kind).t(), placement=where, sbp=sbp)
+    model = flow.nn.to_global(nn.Linear(4, 8, device=kind), where, {"weight": sbp, "bias": S(0)})
+    every: list[Any] = [x, turned, *model.parameters()]
+    for each in every:
+        for shard in each._shards:
+            assert shard.untyped_storage().nbytes() == shard.nbytes
 
 
 def test_addends_are_summed_in_their_own_dtype_under_autocast() -> None:
