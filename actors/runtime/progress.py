@@ -158,10 +158,14 @@ class Watcher:
         while not self.over:
             self.sooner.wait(self.period)
             self.sooner.clear()
-            with self.lock:
-                for watch in self.steps:
-                    watch.look()
-                self.period = min([PERIOD, *(watch.timeout / 4 for watch in self.steps)])
+            self.look()
+
+    def look(self) -> None:
+        """Look at all steps once; a function of its own, so that the thread holds none of them while it waits."""
+        with self.lock:
+            for watch in self.steps:
+                watch.look()
+            self.period = min([PERIOD, *(watch.timeout / 4 for watch in self.steps)])
 
     def close(self) -> None:
         self.over = True

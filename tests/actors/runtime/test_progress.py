@@ -1,7 +1,9 @@
 """The watch over a step: what is stuck is told by a thread that is not."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +95,32 @@ def test_who_waits_for_the_stuck_one_is_told(capfd: pytest.CaptureFixture[str]) 
     ):
         runtime.run()
     assert "a (fired 2) waits for x: 0 of 1 free, by b" in said[0]
+
+
+def test_a_step_that_is_over_is_held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that looks held the last step that it had seen, and all of its memory, until another one began."""
+    looked, look = threading.Event(), progress.Progress.look
+
+    def seen(watch: progress.Progress) -> None:
+        look(watch)
+        looked.set()
+
+    monkeypatch.setattr(progress.Progress, "look", seen)
+
+    def make(firing: Firing) -> list[int]:
+        assert looked.wait(LIMIT)
+        return [1]
+
+    with Runtime(network("q"), {"a": make, "b": lambda firing: None}) as runtime:
+        runtime.run()
+    held = weakref.ref(make)
+    del make, runtime
+    for _ in range(int(LIMIT * 10)):
+        gc.collect()
+        if held() is None:
+            break
+        time.sleep(0.01)
+    assert held() is None
 
 
 HANGS: list[pytest.CaptureFixture[str]] = []
