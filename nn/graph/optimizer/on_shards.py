@@ -147,14 +147,18 @@ class _Shards:
         given = chain.from_iterable([grads.get(key) or nothing for key, nothing in self.nothing])
         for shard, grad in zip(self.flat, given, strict=True):
             shard.grad = grad
-        for group, shards in zip(optimizer.param_groups, self.groups, strict=True):
+        groups = optimizer.param_groups
+        for group, shards in zip(groups, self.groups, strict=True):
             group["params"] = shards
+        parts = list(map(_by_device, groups))
+        optimizer.param_groups = list(chain.from_iterable(parts))
         optimizer.state = self.mine  # type: ignore[assignment]
         try:
             optimizer.step()
         finally:
-            optimizer.state = self.state
-            for group, params in zip(optimizer.param_groups, self.params, strict=True):
+            optimizer.state, optimizer.param_groups = self.state, groups
+            for group, (first, *_), params in zip(groups, parts, self.params, strict=True):
+                _take_numbers(group, first)
                 group["params"] = params
             for x in self.all:
                 x._moved = None
@@ -181,6 +185,29 @@ class _Shards:
                 parts = [each for each in held if each is not None]
                 self.state[x] = {name: _visible(name, x, [each[name] for each in parts]) for name in parts[0]}
         self._shown()
+
+
+def _by_device(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group for each device of its shards, where numbers such as a rate are a card's tensors."""
+    numbers = [x for name, x in group.items() if name != "params" and isinstance(x, Tensor) and not x.is_cpu]
+    places = dict.fromkeys(shard.device for shard in group["params"]) if numbers else {}
+    if all(x.device == place for x in numbers for place in places):
+        return [group]
+    return [
+        {name: x.to(place) if isinstance(x, Tensor) else x for name, x in group.items()}
+        | {"params": [shard for shard in group["params"] if shard.device == place]}
+        for place in places
+    ]
+
+
+def _take_numbers(group: dict[str, Any], part: dict[str, Any]) -> None:
+    """Give a group the numbers that hooks of a step have set in its part for a device."""
+    for name, x in part.items() if part is not group else ():
+        mine = group.get(name)
+        if not isinstance(x, Tensor) or not isinstance(mine, Tensor):
+            group[name] = x
+        elif x is not mine:
+            mine.copy_(x)
 
 
 def _visible(name: str, x: GlobalTensor, parts: list[Any]) -> Any:
