@@ -123,6 +123,8 @@ def measure_run(*, kernels: bool = False) -> LinkTimes:
     card = card_here()
     device = card.device(None) if card else torch.device("cpu")
     try:
+        if card:  # NCCL makes its communicator with all ranks, and in a round some have no peer
+            dist.all_reduce(torch.zeros(1, device=device))
         found, left = timed(here.rank, here.run.hosts, device)
         times = _each_ranks(kernel_times(device, _meet)) if kernels else []
     except RuntimeError as error:

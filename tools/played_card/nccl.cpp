@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <iostream>
@@ -234,6 +235,26 @@ class Playing final : public Work {
   std::vector<Tensor> kept_;
 };
 
+// The calls of a batch, which are waited for as one.
+class Batch final : public Work {
+ public:
+  Batch(int rank, std::vector<intrusive_ptr<Work>> works) : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](auto& each) { return each->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](auto& each) { return each->isSuccess(); });
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(milliseconds limit) override {
+    for (auto& each : works_) each->wait(limit);
+    return true;
+  }
+
+ private:
+  std::vector<intrusive_ptr<Work>> works_;
+};
+
 std::function<intrusive_ptr<Backend>(intrusive_ptr<c10d::Store>, std::string, int, int, int, milliseconds)>& connect() {
   static auto* of = new std::function<intrusive_ptr<Backend>(intrusive_ptr<c10d::Store>, std::string, int, int, int, milliseconds)>();
   return *of;
@@ -348,7 +369,26 @@ class Nccl final : public Backend {
   intrusive_ptr<Work> send(std::vector<Tensor>& tensors, int peer, int) override { return passed(only(tensors), peer, true); }
   intrusive_ptr<Work> recv(std::vector<Tensor>& tensors, int peer, int) override { return passed(only(tensors), peer, false); }
 
+  // Sends and receives of a batch are made at once, by the communicator of all ranks: each has to come where it is made.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { together_ = std::make_unique<std::map<int, Pair>>(); }
+  intrusive_ptr<Work> endCoalescing() override {
+    auto batch = std::move(*together_);
+    together_.reset();
+    std::vector<intrusive_ptr<Work>> works;
+    for (auto& [peer, pair] : batch) {
+      whole(pair.to.defined() ? pair.to : pair.from);
+      works.push_back(exchanged(pair, peer));
+    }
+    return c10::make_intrusive<Batch>(rank_, std::move(works));
+  }
+
  private:
+  // What goes to a peer and what comes from it.
+  struct Pair {
+    Tensor to, from;
+  };
+
   static void checked(const Tensor& x) {
     TORCH_CHECK(x.is_cuda() && !x.is_sparse(), "Tensors must be CUDA and dense");
     TORCH_CHECK(x.is_contiguous(), "Tensors must be contiguous");
@@ -404,20 +444,31 @@ class Nccl final : public Backend {
 
   Communicator* whole(const Tensor& x) { return communicator("all", rank_, size_, x.device().index()); }
 
-  // Two ranks that send to each other have a communicator for that.
   intrusive_ptr<Work> passed(const Tensor& x, int peer, bool sends) {
     TORCH_CHECK(peer != rank_ && peer >= 0 && peer < size_, "Invalid destination or source rank ", peer);
+    if (!together_) return exchanged(sends ? Pair{x, {}} : Pair{{}, x}, peer);
+    Tensor& place = sends ? (*together_)[peer].to : (*together_)[peer].from;
+    TORCH_CHECK(!place.defined(), "two messages of a batch to one peer are not played");
+    place = x;
+    return nullptr;
+  }
+
+  // Two ranks that send to each other have a communicator for that.
+  intrusive_ptr<Work> exchanged(const Pair& pair, int peer) {
     int low = std::min(rank_, peer), own = rank_ > peer, other = 1 - own;
     auto asked = std::make_shared<Asked>();
-    asked->kind = said(sends ? "send" : "receive", x);
-    asked->expected = said(sends ? "receive" : "send", x);
-    (sends ? asked->to : asked->from).resize(2);
-    (sends ? asked->to : asked->from)[std::size_t(other)] = bytes_of(x);
-    std::vector<Tensor> given{x}, none;
+    std::string to = pair.to.defined() ? said("send", pair.to) : "", from = pair.from.defined() ? said("receive", pair.from) : "";
+    std::string back = pair.from.defined() ? said("send", pair.from) : "", forth = pair.to.defined() ? said("receive", pair.to) : "";
+    asked->kind = to.empty() || from.empty() ? to + from : to + ", " + from;
+    asked->expected = to.empty() || from.empty() ? back + forth : back + ", " + forth;
+    asked->to.resize(2);
+    asked->from.resize(2);
+    std::vector<Tensor> reads, writes;
+    if (pair.to.defined()) asked->to[std::size_t(other)] = bytes_of(pair.to), reads.push_back(pair.to);
+    if (pair.from.defined()) asked->from[std::size_t(other)] = bytes_of(pair.from), writes.push_back(pair.from);
     std::string key = std::to_string(low) + ":" + std::to_string(std::max(rank_, peer));
-    auto* of = communicator(key, own, 2, x.device().index());
-    auto type = sends ? c10d::OpType::SEND : c10d::OpType::RECV;
-    return enqueue(of, type, asked, sends ? given : none, sends ? none : given);
+    auto* of = communicator(key, own, 2, (reads.empty() ? writes : reads)[0].device().index());
+    return enqueue(of, reads.empty() ? c10d::OpType::RECV : c10d::OpType::SEND, asked, reads, writes);
   }
 
   Communicator* communicator(const std::string& key, int rank, int size, int device) {
@@ -461,6 +512,7 @@ class Nccl final : public Backend {
   std::atomic<std::uint64_t> calls_{0};
   std::mutex mine_;
   std::map<std::string, Communicator*> made_;
+  std::unique_ptr<std::map<int, Pair>> together_;  // while a batch is told
 };
 
 }  // namespace
