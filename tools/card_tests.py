@@ -22,10 +22,12 @@ LEFT = shutil.ignore_patterns(".*", "__pycache__", "out", "wheels", "*.egg-info"
 STAY = ("card", "gpu")  # folders of tests that say themselves where they run
 # A card takes no index that is out of range: what such a test did is an error of all that comes behind it.
 POISON = ("tests/sbp/book/test_indexing.py", "tests/nn/checkpoint/folders")
+# Offloads go to the "cpu" from anywhere; where they are tested it is a device only in the first argument of these.
+DEVICE = r"""(?<!to=)(?<!Offload\()(["'])cpu\b(?!["'], ["']disk)"""
+DEVICE_BESIDE_OFFLOADS = r"""(?<=[tr]\()(["'])cpu\b"""
 CHANGES = (
-    (r"""(?<!to=)(["'])cpu\b""", r"\1cuda"),  # offloads go to="cpu" from anywhere
     (r"\bcpu(?=:\[| \()", "cuda"),
-    (r'cluster\("cuda', 'cluster("cpu'),
+    (r'(?<!default_)cluster\("cuda', 'cluster("cpu'),
     (r'cluster="cuda', 'cluster="cpu'),
     (r"torch\.Generator\(\)", 'torch.Generator("cuda")'),
 )
@@ -59,7 +61,8 @@ def on_cards(name: str, text: str) -> str:
         return text.replace(
             "    freed = True\n", '    freed = True\n    __import__("torch").set_default_device("cuda")\n'
         )
-    for pattern, by in CHANGES:
+    device = DEVICE_BESIDE_OFFLOADS if name == "test_offload.py" else DEVICE
+    for pattern, by in ((device, r"\1cuda"), *CHANGES):
         text = re.sub(pattern, by, text)
     if name == "conftest.py":
         text = text.replace("\nGRACE =", '\ntorch.set_default_device("cuda")\nGRACE =', 1)

@@ -94,7 +94,7 @@ def band_of(mask: Tensor) -> Band | None:
     if not open_.numel() or not bool(open_.any(-1).all()):
         return None if open_.numel() else Band(0, 0)
     seen = open_.reshape(-1, *open_.shape[-2:]).any(0)
-    places = torch.arange(length, device="cpu")
+    places = torch.arange(length, device=mask.device)
     first = seen.int().argmax(-1) - places
     last = length - 1 - seen.flip(-1).int().argmax(-1) - places
     return Band(int(first.min()), int(last.max()))
