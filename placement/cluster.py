@@ -33,7 +33,7 @@ from .network.hosts import FILE, RunHosts, file_said
 from .network.link_graph import LinkGraph
 from .world import joined, world_so_far
 
-__all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "use_cluster"]
+__all__ = ["Cluster", "cluster", "default_cluster", "preset_here", "presets", "use_cluster"]
 
 IN_FILE = ", file "  # in what is said of a cluster's links, before the path
 
@@ -241,7 +241,7 @@ class Cluster:
     @property
     def said(self) -> str:
         """How its links are known."""
-        return self.origin or (f"preset {self.name}" if _presets().get(self.name) is self else f"cluster {self.name}")
+        return self.origin or (f"preset {self.name}" if presets().get(self.name) is self else f"cluster {self.name}")
 
 
 def cluster(name_or_path: str | Path) -> Cluster:
@@ -259,7 +259,7 @@ def cluster(name_or_path: str | Path) -> Cluster:
     name_or_path, star, nodes = name_or_path.partition("*")
     if star:
         return _of_nodes(cluster(name_or_path), nodes)
-    known = _presets()
+    known = presets()
     if name_or_path not in known:
         near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.0)[0]
         raise PlacementError(
@@ -356,12 +356,12 @@ def preset_here(type: str) -> Cluster:
     """The preset for devices of this type on this machine; that of the type where the cards here are not known."""
     kind = family(type)
     model = kind.module.get_device_name() if kind.card and kind.here else ""
-    known = (c for c in _presets().values() if c.device.type == type and c.device.name in model)
+    known = (c for c in presets().values() if c.device.type == type and c.device.name in model)
     return next(known, cluster(kind.preset))
 
 
 @cache
-def _presets() -> dict[str, Cluster]:
+def presets() -> Mapping[str, Cluster]:
     text = Path(__file__).with_name("clusters.toml").read_text(encoding="utf-8")
     return {name: _read({"name": name, **table}, f"cluster {name!r}") for name, table in tomllib.loads(text).items()}
 

@@ -20,6 +20,7 @@ from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.prediction import Prediction, predict
 from .nn.plan.search.planner import plan
+from .nn.plan.training import Failures
 from .nn.refit.addends import addends
 from .nn.refit.refit import refit
 from .nn.tensors.dtensor import from_dtensor, to_dtensor
@@ -82,6 +83,7 @@ __all__ = [
     "B",
     "Cluster",
     "DtypeError",
+    "Failures",
     "FileError",
     "GlobalTensor",
     "Layout",

@@ -10,12 +10,11 @@ python -m sbpflow simulate LlamaForCausalLM my.plan
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...placement import cluster
 from ...placement.errors import SbpError
+from .cards import card_kinds, cards_of
 from .check import planned_step, priced_by, stepped
 from .expect import expected
 from .language.diff import diff
@@ -23,12 +22,9 @@ from .model_source import NamedModel, model_called
 from .plan import Plan
 from .prediction import Prediction, predict
 from .search.planner import plan
+from .training import PUBLISHED, Failures
 
 __all__ = ["add_commands", "run_command"]
-
-CARDS = {
-    "V100": "v100x8", "A100": "a100x8", "H100": "h100x8", "H200": "h200x8", "B200": "b200x8", "GB200": "gb200x72",
-}  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -39,10 +35,11 @@ def add_commands(commands: Any) -> None:
     planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
     planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
     planning.add_argument("--json", action="store_true", help="print it as json")
-    planning.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(CARDS)}, as in 8xH100")
+    planning.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(card_kinds())}, as in 8xH100")
     planning.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], help="weights; states are fp32 (bf16 on --gpus)")
     planning.add_argument("--total-tokens", type=float, metavar="N", help="words of a whole training, as in 15e12")
     planning.add_argument("--price", type=float, metavar="MONEY", help="of a card and hour")
+    _failures_of(planning)
     drawing = commands.add_parser("draw", help="draw the step of a model under a plan")
     _model_of(drawing)
     drawing.add_argument("plan", metavar="PLAN", type=Path)
@@ -76,6 +73,26 @@ def _batch_of(parser: ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks, of which `*` in a grid is what is left")
 
 
+def _failures_of(parser: ArgumentParser) -> None:
+    """Add the words on what stops a training; their defaults are published figures."""
+    for name, unit, what in (
+        ("rate", "N", f"unplanned stops of a card and hour (default {PUBLISHED.rate:.3g})"),
+        ("storage", "BYTES", f"bytes a second and card, as saves are written (default {PUBLISHED.storage:.3g})"),
+        ("restart", "SECONDS", f"from a stop until saves are read (default {PUBLISHED.restart:g})"),
+    ):
+        parser.add_argument(f"--{name}", type=float, metavar=unit, help=f"of --total-tokens: {what}")
+
+
+def _failures(asked: Namespace) -> Failures:
+    said = {name: getattr(asked, name) for name in ("rate", "storage", "restart")}
+    known = {name: value for name, value in said.items() if value is not None}
+    if known and asked.total_tokens is None:
+        raise SbpError(
+            f"--{next(iter(known))} is of a whole training\n  say of how many words, as in --total-tokens 15e12"
+        )
+    return Failures(**known)
+
+
 def run_command(asked: Namespace) -> None:
     """Run one of them."""
     {"plan": _plan, "draw": _draw, "diff": _diff, "simulate": _simulate}[asked.command](asked)
@@ -101,8 +118,9 @@ def _checked(asked: Namespace, of: NamedModel, path: Path) -> Prediction:
 
 def _plan(asked: Namespace) -> None:
     _rented(asked)
+    failures = _failures(asked)
     of = _named(asked, asked.model)
-    money = asked.total_tokens, asked.price
+    money = asked.total_tokens, asked.price, failures
     if asked.plan is not None:
         known = _checked(asked, of, asked.plan)
         said = known.checked.dict() | {"prediction": known.dict(*money)}
@@ -139,22 +157,15 @@ def _rented(asked: Namespace) -> None:
         raise SbpError("--price is that of a whole training\n  say of how many words, as in --total-tokens 15e12")
     if asked.gpus is None:
         return
-    many, _, kind = asked.gpus.partition("x")
-    known = {name.lower(): preset for name, preset in CARDS.items()}
-    if asked.cluster is not None or not many.isdigit() or int(many) < 1 or kind.lower() not in known:
-        near = get_close_matches(kind.upper(), CARDS, 1, 0.0)
+    if asked.cluster is not None:
         raise SbpError(
-            f"--gpus {asked.gpus} is not understood{' beside --cluster' if asked.cluster else ''}\n"
-            f"  write so many cards of a kind, as in 8x{near[0]}; known are {', '.join(CARDS)}\n"
-            "  for others describe a cluster: --cluster mine.toml"
+            f"--gpus {asked.gpus} is not understood beside --cluster\n"
+            "  give one of them: --cluster prices and --ranks counts cards that have no name here"
         )
-    preset, count = known[kind.lower()], int(many)
-    node = cluster(preset).levels[0].size
-    if count > node and count % node:
-        raise SbpError(
-            f"--gpus {asked.gpus}: nodes have {node} cards\n  take {count // node * node} or {-(-count // node) * node}"
-        )
-    asked.cluster, asked.ranks = f"{preset}*{max(1, count // node)}", asked.ranks or count
+    count, kind = cards_of(asked.gpus)
+    if count is None:
+        raise SbpError(f"--gpus {asked.gpus} says no number\n  write so many cards of a kind, as in 8x{kind.name}")
+    asked.cluster, asked.ranks = kind.cluster(count), asked.ranks or count
     asked.dtype = asked.dtype or "bf16"
 
 

@@ -9,6 +9,7 @@ memory lacks does not count as work.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
 from ...placement import Cluster
+from ...placement.errors import SbpError
 from ...sbp.joint.op_cost import dtype_of
 from ...sbp.kernels.kernels import kernels_of
 from ..graph.step import Step
 from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
 from .grids import grids_of
 from .plan import Plan, as_plan
+from .training import PUBLISHED, Failures, TrainingCost
 
 __all__ = ["Prediction", "predict", "predicted"]
 
@@ -35,7 +38,7 @@ KINDS = ("parameters", "gradients", "states", "activations")
 class Prediction:
     """A plan's step on a cluster: what was checked, on how many ranks, for how many samples and words of a batch.
 
-    `work` is FLOPs of a step by the dtype in which they are computed.
+    `work` is FLOPs of a step by the dtype in which they are computed, `saved` bytes of weights and states, each once.
     """
 
     checked: Checked
@@ -43,6 +46,7 @@ class Prediction:
     samples: int
     tokens: int
     work: Mapping[torch.dtype, float]
+    saved: int
 
     @property
     def fits(self) -> bool:
@@ -67,14 +71,24 @@ class Prediction:
         return least / self.ranks / self.seconds if self.seconds else 0.0
 
     def days(self, tokens: float) -> float:
-        """Days for so many words."""
+        """Days for so many words, if nothing fails."""
         return tokens / self.tokens_per_second / DAY
 
     def money(self, tokens: float, price: float) -> float:
         """The cost of so many words at this price of a device's hour."""
         return self.days(tokens) * 24 * self.ranks * price
 
-    def lines(self, total: float | None = None, price: float | None = None) -> list[str]:
+    def training(self, tokens: float, *, failures: Failures = PUBLISHED, price: float | None = None) -> TrainingCost:
+        """A training of so many words on devices that fail: how often to save, its days and money, and the share of
+        the time in which it gets on."""
+        if not 0 < tokens < inf:
+            raise SbpError(f"a training of {tokens:g} tokens\n  say of how many words, as in 15e12")
+        steps = ceil(tokens / self.tokens)
+        return TrainingCost(steps, self.seconds, self.ranks, self.saved, failures, price=price)
+
+    def lines(
+        self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED
+    ) -> list[str]:
         """All of it as text; `total` is words of a whole training, `price` that of a device's hour."""
         device, report = self.checked.device, self.checked.report
         fits = f"fits: {room(device)}" if self.fits else f"does not fit: {room(device)}"
@@ -89,14 +103,17 @@ class Prediction:
             made.append(f"  memory   {volume(held.total)} on the fullest rank: {kinds}")
         if total is not None:
             cost = "" if price is None else f", {self.money(total, price):,.0f} at {price:g} a device and hour"
-            made.append(f"  training {total:.3g} tokens in {self.days(total):,.1f} days{cost}")
+            made.append(f"  training {total:.3g} tokens in {self.days(total):,.1f} days{cost}, if nothing fails")
+            made.append(f"  failures {self.training(total, failures=failures, price=price)}")
         made.append(f"  assumed  {device.said}")
         return made
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def dict(self, total: float | None = None, price: float | None = None) -> dict[str, Any]:
+    def dict(
+        self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED
+    ) -> dict[str, Any]:
         """All of it in dicts, numbers and text."""
         made: dict[str, Any] = {
             "fits": self.fits,
@@ -112,6 +129,7 @@ class Prediction:
         if total is not None:
             made["days"] = self.days(total)
             made["money"] = None if price is None else self.money(total, price)
+            made["failures"] = self.training(total, failures=failures, price=price).dict()
         return made
 
 
@@ -145,7 +163,22 @@ def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Predictio
     """The prediction of a step that was checked."""
     words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
     samples = samples_of(batch)
-    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step))
+    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step), _saved(step))
+
+
+def _saved(step: Step) -> int:
+    """Bytes of a checkpoint: weights and buffers, and of what is trained the states, and the master where its dtype is
+    another."""
+    learns, kept, found = step.plan.passes.learns, step.plan.passes.states, 0
+    for source in step.graph.sources:
+        if source.kind not in ("parameter", "buffer"):
+            continue
+        lies, master = source.value.layout, source.master
+        numbers = prod(lies.shape)
+        found += numbers * lies.dtype.itemsize
+        if source.kind == "parameter" and source.value.grad and learns:
+            found += numbers * master.dtype.itemsize * (kept + (master.dtype is not lies.dtype))
+    return found
 
 
 def _work(step: Step) -> dict[torch.dtype, float]:

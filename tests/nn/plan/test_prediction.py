@@ -70,6 +70,48 @@ def test_shares_days_and_money_are_of_the_seconds() -> None:
     assert "days" not in found.dict()
 
 
+@pytest.mark.parametrize(
+    ("more", "each"),
+    [
+        ("", 4 + 8),
+        ("cast ** to bf16", 2 + 4),
+        ("cast ** to bf16\ncast {grads,states} ** to fp32", 2 + 4 + 8),
+        ("**: data=S(0)", 4 + 8),
+        ("offload states ** to cpu", 4 + 8),
+    ],
+)
+def test_a_checkpoint_has_weights_and_states_once(more: str, each: int) -> None:
+    net, ids = given()
+    numbers = sum(p.numel() for p in net.parameters())
+    for grid in ("grid cuda (data=4)", "grid cuda (pipe=2, data=2)\npipe layers over pipe by 1f1b, 4 micro-batches"):
+        if "pipe" not in grid or "offload" not in more:
+            found = flow.predict(net, ids, f"{grid}\n{more}", cluster="h100x8", loss_fn=loss_fn)
+            assert found.saved == numbers * each
+
+
+def test_what_is_not_trained_has_no_states() -> None:
+    net, ids = given()
+    for layer in list(net.children())[1].children():
+        layer.weight.requires_grad_(False)
+    found = flow.predict(net, ids, "grid cuda (data=4)", cluster="h100x8", loss_fn=loss_fn)
+    assert found.saved == 4 * (4 * 512 * 512) + 12 * (1000 * 512)
+
+
+def test_a_training_that_fails_takes_longer_by_what_is_assumed() -> None:
+    net, ids = given()
+    found = flow.predict(net, ids, "grid cuda (data=4)", cluster="h100x8", loss_fn=loss_fn)
+    of = found.training(1e12, price=2.5)
+    assert of.days * of.share == pytest.approx(found.days(1e12))
+    assert of.money == pytest.approx(found.money(1e12, 2.5) / of.share)
+    assert found.dict(1e12)["failures"] == found.training(1e12).dict()
+    often = flow.Failures(rate=0.1, restart=60)
+    line = next(line for line in found.lines(1e12, failures=often) if line.startswith("  failures "))
+    assert line.startswith("  failures one in 2.5 h, a save of ")
+    assert line.endswith("; assumed 0.1 stops a device and hour, 0.122 GB/s a device to save, 60 s to start again")
+    with pytest.raises(flow.SbpError, match="say of how many words"):
+        found.training(0)
+
+
 def test_a_plan_that_does_not_fit_says_so() -> None:
     net, ids = given()
     known = flow.cluster("h100x8")
