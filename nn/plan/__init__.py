@@ -9,8 +9,9 @@ compiled            compile: a step by a plan
 answer              the plan that runs, with all said
 expect, check       what is expected of a plan; a plan held against a model, without a device
 plan                Plan, with all of that
+resting             bytes of a training between steps
 training            failures, saves and restarts of a training
 prediction          what a step and a training take on a cluster that nobody has rented
 search              the cheapest plan, what else was tried, and why not that
-model_source, cards, command   the command line
+model_source, cards, command, plan_command   the command line
 """

@@ -7,22 +7,17 @@ python -m sbpflow diff a.plan b.plan
 python -m sbpflow simulate LlamaForCausalLM my.plan
 """
 
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 from ...placement.errors import SbpError
-from .cards import card_kinds, cards_of
+from .cards import card_kinds
 from .check import planned_step, priced_by, stepped
-from .expect import expected
 from .language.diff import diff
-from .model_source import NamedModel, model_called
 from .plan import Plan
-from .prediction import Prediction, predict
-from .search.planner import plan
-from .training import PUBLISHED, Failures
+from .plan_command import checked, named, run_plan
+from .training import PUBLISHED
 
 __all__ = ["add_commands", "run_command"]
 
@@ -83,94 +78,13 @@ def _failures_of(parser: ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=float, metavar=unit, help=f"of --total-tokens: {what}")
 
 
-def _failures(asked: Namespace) -> Failures:
-    said = {name: getattr(asked, name) for name in ("rate", "storage", "restart")}
-    known = {name: value for name, value in said.items() if value is not None}
-    if known and asked.total_tokens is None:
-        raise SbpError(
-            f"--{next(iter(known))} is of a whole training\n  say of how many words, as in --total-tokens 15e12"
-        )
-    return Failures(**known)
-
-
 def run_command(asked: Namespace) -> None:
     """Run one of them."""
-    {"plan": _plan, "draw": _draw, "diff": _diff, "simulate": _simulate}[asked.command](asked)
-
-
-def _named(asked: Namespace, name: str) -> NamedModel:
-    _tell(f"making {name} on meta")
-    return model_called(name, asked.batch, asked.tokens)
-
-
-def _tell(line: str) -> None:
-    """Progress, apart from what is printed."""
-    print(line, file=sys.stderr)
-
-
-def _checked(asked: Namespace, of: NamedModel, path: Path) -> Prediction:
-    _tell(f"planning by {path}")
-    text = Plan.load(path)
-    found = predict(of.model, of.batch, text, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
-    expected(text, found.checked.findings)
-    return found
-
-
-def _plan(asked: Namespace) -> None:
-    _rented(asked)
-    failures = _failures(asked)
-    of = _named(asked, asked.model)
-    money = asked.total_tokens, asked.price, failures
-    if asked.plan is not None:
-        known = _checked(asked, of, asked.plan)
-        said = known.checked.dict() | {"prediction": known.dict(*money)}
-        print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
-        return
-    found = plan(
-        of.model,
-        of.batch,
-        plan=asked.dtype and f"cast ** to {asked.dtype}\ncast {{grads,states}} ** to fp32",
-        cluster=asked.cluster,
-        memory=None if asked.memory is None else asked.memory * 2**30,
-        loss_fn=of.loss_fn,
-        ranks=asked.ranks,
-        told=_tell,
-    )
-    path = found.save(asked.out or Path(f"{of.name}.plan"))
-    if asked.json:
-        others = [{"name": one.name, "why": one.why, "plan": str(one.plan)} for one in found.runners_up]
-        said = {
-            "plan": str(found),
-            "file": str(path),
-            "runners_up": others,
-            "prediction": found.prediction.dict(*money),
-        }
-        print(json.dumps(said | found.checked.dict(), indent=1))
-    else:
-        print(f"{found}\n{found.table()}\n")
-        print("\n".join([*found.prediction.lines(*money), f"wrote {path}"]))
-
-
-def _rented(asked: Namespace) -> None:
-    """The cluster and the ranks of so many cards, which `--gpus` says."""
-    if asked.price is not None and asked.total_tokens is None:
-        raise SbpError("--price is that of a whole training\n  say of how many words, as in --total-tokens 15e12")
-    if asked.gpus is None:
-        return
-    if asked.cluster is not None:
-        raise SbpError(
-            f"--gpus {asked.gpus} is not understood beside --cluster\n"
-            "  give one of them: --cluster prices and --ranks counts cards that have no name here"
-        )
-    count, kind = cards_of(asked.gpus)
-    if count is None:
-        raise SbpError(f"--gpus {asked.gpus} says no number\n  write so many cards of a kind, as in 8x{kind.name}")
-    asked.cluster, asked.ranks = kind.cluster(count), asked.ranks or count
-    asked.dtype = asked.dtype or "bf16"
+    {"plan": run_plan, "draw": _draw, "diff": _diff, "simulate": _simulate}[asked.command](asked)
 
 
 def _draw(asked: Namespace) -> None:
-    of = _named(asked, asked.model)
+    of = named(asked, asked.model)
     with priced_by(asked.cluster):
         step, checked = stepped(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
     if asked.out.suffix == ".html":
@@ -186,14 +100,14 @@ def _diff(asked: Namespace) -> None:
     a, b = Plan.load(asked.a), Plan.load(asked.b)
     print(diff(a, b))
     if asked.model:
-        of = _named(asked, asked.model)
+        of = named(asked, asked.model)
         for path in (asked.a, asked.b):
-            print(_checked(asked, of, path).checked)
+            print(checked(asked, of, path).checked)
 
 
 def _simulate(asked: Namespace) -> None:
     """The course of micro-batches before anything runs."""
-    of = _named(asked, asked.schedule)
+    of = named(asked, asked.schedule)
     with priced_by(asked.cluster):
         step = planned_step(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
     pieces = step.plan.pieces

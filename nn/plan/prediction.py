@@ -9,7 +9,7 @@ memory lacks does not count as work.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, prod
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..graph.step import Step
 from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
 from .grids import grids_of
 from .plan import Plan, as_plan
+from .resting import RestingBytes
 from .training import PUBLISHED, Failures, TrainingCost
 
 __all__ = ["Prediction", "predict", "predicted"]
@@ -38,7 +39,7 @@ KINDS = ("parameters", "gradients", "states", "activations")
 class Prediction:
     """A plan's step on a cluster: what was checked, on how many ranks, for how many samples and words of a batch.
 
-    `work` is FLOPs of a step by the dtype in which they are computed, `saved` bytes of weights and states, each once.
+    `work` is FLOPs of a step by the dtype in which they are computed.
     """
 
     checked: Checked
@@ -46,7 +47,7 @@ class Prediction:
     samples: int
     tokens: int
     work: Mapping[torch.dtype, float]
-    saved: int
+    resting: RestingBytes
 
     @property
     def fits(self) -> bool:
@@ -84,7 +85,7 @@ class Prediction:
         if not 0 < tokens < inf:
             raise SbpError(f"a training of {tokens:g} tokens\n  say of how many words, as in 15e12")
         steps = ceil(tokens / self.tokens)
-        return TrainingCost(steps, self.seconds, self.ranks, self.saved, failures, price=price)
+        return TrainingCost(steps, self.seconds, self.ranks, self.resting.saved, failures, price=price)
 
     def lines(
         self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED
@@ -163,22 +164,7 @@ def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Predictio
     """The prediction of a step that was checked."""
     words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
     samples = samples_of(batch)
-    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step), _saved(step))
-
-
-def _saved(step: Step) -> int:
-    """Bytes of a checkpoint: weights and buffers, and of what is trained the states, and the master where its dtype is
-    another."""
-    learns, kept, found = step.plan.passes.learns, step.plan.passes.states, 0
-    for source in step.graph.sources:
-        if source.kind not in ("parameter", "buffer"):
-            continue
-        lies, master = source.value.layout, source.master
-        numbers = prod(lies.shape)
-        found += numbers * lies.dtype.itemsize
-        if source.kind == "parameter" and source.value.grad and learns:
-            found += numbers * master.dtype.itemsize * (kept + (master.dtype is not lies.dtype))
-    return found
+    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step), RestingBytes.of(step))
 
 
 def _work(step: Step) -> dict[torch.dtype, float]:

@@ -4,5 +4,6 @@ candidates   plans to try: open ones, those that people write
 cases        lower bounds of plans that say more, from the open one
 lighter      what is tried where these take too much: parts of a batch, blocks run again, the host's memory
 planner      all of that, and FoundPlan
+fewest       the fewest cards for which there is a plan
 runners_up   what else was tried, and why it is not the answer
 """

@@ -30,8 +30,10 @@ from ..grids import grids_of
 from ..language.statements import Accumulate, ExpectAtMost, Grid, Limit, Seek
 from ..plan import Plan, as_plan
 from ..prediction import Prediction, predicted
+from ..resting import RestingBytes
 from .candidates import Candidate, candidates, leaves_all, resting, within_limit
 from .cases import Cases
+from .fewest import NothingFits
 from .lighter import in_parts, last_ways, offloading
 from .runners_up import OtherPlan, TriedPlan, no_less, runners_up, said_of
 
@@ -118,7 +120,7 @@ def plan(
                     attempt(Candidate(name, Plan.read(text)))
         best, tried = trying.best, trying.tried
         if best is None or best.step is None or best.checked is None:
-            raise SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
+            raise nothing_fits(tried, limit)
         checked = replace(best.checked, report=explained(best.step))
         prediction = predicted(best.step, checked, batch, grids_of(given, ranks, model).whole.size)
         said = answer(best.step, trying.meaning(best.of.plan), checked.report)
@@ -130,6 +132,16 @@ def plan(
     object.__setattr__(made, "floor", max(0.0, tried[0].bound))
     object.__setattr__(made, "runners_up", runners_up(tried, best, limit))
     return made
+
+
+def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
+    """The error where no plan that was tried is an answer."""
+    known = [(one.checked.memory, one.of.name) for one in tried if one.checked is not None]
+    step = tried[0].step
+    if step is None or limit is None or not known:
+        return SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
+    memory, name = min(known)
+    return NothingFits(limit, f"{volume(memory)}: {name}", RestingBytes.of(step))
 
 
 class _Trying:

@@ -86,7 +86,7 @@ def test_a_checkpoint_has_weights_and_states_once(more: str, each: int) -> None:
     for grid in ("grid cuda (data=4)", "grid cuda (pipe=2, data=2)\npipe layers over pipe by 1f1b, 4 micro-batches"):
         if "pipe" not in grid or "offload" not in more:
             found = flow.predict(net, ids, f"{grid}\n{more}", cluster="h100x8", loss_fn=loss_fn)
-            assert found.saved == numbers * each
+            assert found.resting.saved == numbers * each
 
 
 def test_what_is_not_trained_has_no_states() -> None:
@@ -94,7 +94,7 @@ def test_what_is_not_trained_has_no_states() -> None:
     for layer in list(net.children())[1].children():
         layer.weight.requires_grad_(False)
     found = flow.predict(net, ids, "grid cuda (data=4)", cluster="h100x8", loss_fn=loss_fn)
-    assert found.saved == 4 * (4 * 512 * 512) + 12 * (1000 * 512)
+    assert found.resting.saved == 4 * (4 * 512 * 512) + 12 * (1000 * 512)
 
 
 def test_a_training_that_fails_takes_longer_by_what_is_assumed() -> None:

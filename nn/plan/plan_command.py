@@ -1,0 +1,160 @@
+"""The command `plan`: a plan that is checked, or found for the cards that one would rent, as text or json."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...boxing.figures import duration, volume
+from ...placement.errors import SbpError
+from .cards import CardKind, cards_of
+from .expect import expected
+from .language.statements import Offload
+from .model_source import NamedModel, model_called
+from .plan import Plan
+from .prediction import Prediction, predict
+from .search.fewest import FewestCards, NothingFits, fewest
+from .search.planner import FoundPlan, plan
+from .training import Failures
+
+__all__ = ["checked", "named", "run_plan"]
+
+
+def named(asked: Namespace, name: str) -> NamedModel:
+    """The model that a user means."""
+    tell(f"making {name} on meta")
+    return model_called(name, asked.batch, asked.tokens)
+
+
+def checked(asked: Namespace, of: NamedModel, path: Path) -> Prediction:
+    """The prediction of a plan of a file, all of whose expectations hold."""
+    tell(f"planning by {path}")
+    text = Plan.load(path)
+    found = predict(of.model, of.batch, text, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
+    expected(text, found.checked.findings)
+    return found
+
+
+def tell(line: str) -> None:
+    """Print progress, apart from the answer."""
+    print(line, file=sys.stderr)
+
+
+def run_plan(asked: Namespace) -> None:
+    """Check a plan, or find one."""
+    kind, money = _rented(asked), (asked.total_tokens, asked.price, _failures(asked))
+    of = named(asked, asked.model)
+    if asked.plan is not None:
+        known = checked(asked, of, asked.plan)
+        said = known.checked.dict() | {"prediction": known.dict(*money)}
+        print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
+        return
+    try:
+        found = _found(asked, of, asked.cluster, asked.ranks)
+    except NothingFits as short:
+        if kind is None:
+            raise
+        raise _too_few(asked, of, kind, short) from None
+    path = found.save(asked.out or Path(f"{of.name}.plan"))
+    if asked.json:
+        print(json.dumps(_dict(found, *money) | {"file": str(path)} | found.checked.dict(), indent=1))
+    else:
+        print(f"{found}\n{found.table()}\n")
+        print("\n".join([*found.prediction.lines(*money), *_without_host(found, kind, _limit(asked)), f"wrote {path}"]))
+
+
+def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | None) -> FoundPlan:
+    """The planner's answer for so many ranks."""
+    return plan(
+        of.model,
+        of.batch,
+        plan=asked.dtype and f"cast ** to {asked.dtype}\ncast {{grads,states}} ** to fp32",
+        cluster=cluster,
+        memory=_limit(asked),
+        loss_fn=of.loss_fn,
+        ranks=ranks,
+        told=tell,
+    )
+
+
+def _limit(asked: Namespace) -> float | None:
+    return None if asked.memory is None else asked.memory * 2**30
+
+
+def _without_host(found: FoundPlan, kind: CardKind | None, limit: float | None) -> Iterator[str]:
+    """A line on the cards that a plan takes at least which is not to keep states on their hosts."""
+    if kind is None or not any(isinstance(line, Offload) for line in found.statements):
+        return
+    rest = found.prediction.resting
+    least = rest.ranks(limit or found.checked.device.room, host=False)
+    count = next((count for count in kind.doubled(1) if count >= least), None)
+    if count is not None and count > found.prediction.ranks:
+        whole = volume(rest.weights + rest.gradients + rest.states)
+        yield f"  hosts    without them {count} x {kind.name} or more: weights, gradients and states are {whole}"
+
+
+def _dict(found: FoundPlan, *money: Any) -> dict[str, Any]:
+    others = [{"name": one.name, "why": one.why, "plan": str(one.plan)} for one in found.runners_up]
+    return {"plan": str(found), "runners_up": others, "prediction": found.prediction.dict(*money)}
+
+
+def _too_few(asked: Namespace, of: NamedModel, kind: CardKind, short: NothingFits) -> SbpError:
+    """The error where nothing fits on so many cards: it names the fewest that do, and their plan."""
+    counts = [count for count in kind.doubled(asked.ranks) if count > asked.ranks]
+    tell(f"nothing fits on {asked.ranks} x {kind.name}: how many do?")
+    able = fewest(short, counts, lambda count: _found(asked, of, kind.cluster(count), count), tell)
+    text = f"{asked.gpus}: {short.needs}\n  {_enough(able, kind, short)}"
+    if asked.json:
+        found = None if able.found is None else _dict(able.found)
+        said = {"cards": able.count, "bound": found is None, "tried": able.tried, "found": found}
+        print(json.dumps({"fits": False, "why": text, "fewest": said}, indent=1))
+    return SbpError(text)
+
+
+def _enough(able: FewestCards[FoundPlan], kind: CardKind, short: NothingFits) -> str:
+    """Words on the fewest cards, or on the bound."""
+    found = able.found
+    if found is not None:
+        lines = [line for line in str(found.without_comments()).splitlines() if line.strip()]
+        return (
+            f"--gpus {able.count}x{kind.name} does, by the plan {found.found!r}: {duration(found.checked.seconds)} "
+            f"a step, {volume(found.checked.memory)} a rank\n" + "\n".join(f"    {line}" for line in lines)
+        )
+    known = f"; {', '.join(map(str, able.tried))} were tried and do not do" if able.tried else ""
+    rest = volume((short.bytes.weights + short.bytes.gradients) / max(able.count, 1))
+    return (
+        f"it takes {able.count} x {kind.name} or more, a bound: of weights and gradients alone these have "
+        f"{rest} each{known}\n  try --gpus {able.count}x{kind.name}, or a smaller --batch"
+    )
+
+
+def _failures(asked: Namespace) -> Failures:
+    """What stops a training, where it is said."""
+    said = {name: getattr(asked, name) for name in ("rate", "storage", "restart")}
+    known = {name: value for name, value in said.items() if value is not None}
+    if known and asked.total_tokens is None:
+        raise SbpError(
+            f"--{next(iter(known))} is of a whole training\n  say of how many words, as in --total-tokens 15e12"
+        )
+    return Failures(**known)
+
+
+def _rented(asked: Namespace) -> CardKind | None:
+    """The cards that `--gpus` says; it sets the cluster and the ranks of so many."""
+    if asked.price is not None and asked.total_tokens is None:
+        raise SbpError("--price is that of a whole training\n  say of how many words, as in --total-tokens 15e12")
+    if asked.gpus is None:
+        return None
+    if asked.cluster is not None:
+        raise SbpError(
+            f"--gpus {asked.gpus} is not understood beside --cluster\n"
+            "  give one of them: --cluster prices and --ranks counts cards that have no name here"
+        )
+    count, kind = cards_of(asked.gpus)
+    if count is None:
+        raise SbpError(f"--gpus {asked.gpus} says no number\n  write so many cards of a kind, as in 8x{kind.name}")
+    asked.cluster, asked.ranks = kind.cluster(count), asked.ranks or count
+    asked.dtype = asked.dtype or "bf16"
+    return kind
