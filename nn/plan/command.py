@@ -2,6 +2,7 @@
 
 python -m sbpflow plan LlamaForCausalLM --gpus 16xH100              finds a plan, and writes it
 python -m sbpflow plan LlamaForCausalLM my.plan --cluster h100x8*2  checks one
+python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table over counts of cards
 python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
 python -m sbpflow diff a.plan b.plan
 python -m sbpflow simulate LlamaForCausalLM my.plan
@@ -31,6 +32,8 @@ def add_commands(commands: Any) -> None:
     planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
     planning.add_argument("--json", action="store_true", help="print it as json")
     planning.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(card_kinds())}, as in 8xH100")
+    planning.add_argument("--sweep", metavar="N..M", help="each count from N to M, doubled, of --gpus xKIND")
+    planning.add_argument("--svg", type=Path, metavar="FILE", help="draw a sweep, as .svg or .png")
     planning.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], help="weights; states are fp32 (bf16 on --gpus)")
     planning.add_argument("--total-tokens", type=float, metavar="N", help="words of a whole training, as in 15e12")
     planning.add_argument("--price", type=float, metavar="MONEY", help="of a card and hour")

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ...boxing.figures import duration, volume
+from ...boxing.picture.draw import written
 from ...placement.errors import SbpError
 from .cards import CardKind, cards_of
 from .expect import expected
-from .language.statements import Offload
+from .language.statements import Grid, Offload
 from .model_source import NamedModel, model_called
 from .plan import Plan
 from .prediction import Prediction, predict
 from .search.fewest import FewestCards, NothingFits, fewest
 from .search.planner import FoundPlan, plan
+from .search.sweep import Attempted, ends_of, swept
+from .search.sweep_chart import sweep_chart
 from .training import Failures
 
 __all__ = ["checked", "named", "run_plan"]
@@ -43,8 +46,12 @@ def tell(line: str) -> None:
 
 
 def run_plan(asked: Namespace) -> None:
-    """Check a plan, or find one."""
+    """Check a plan, or find one, or many for a sweep."""
     kind, money = _rented(asked), (asked.total_tokens, asked.price, _failures(asked))
+    if asked.sweep is not None:
+        assert kind is not None
+        _sweep(asked, kind, *money)
+        return
     of = named(asked, asked.model)
     if asked.plan is not None:
         known = checked(asked, of, asked.plan)
@@ -113,6 +120,48 @@ def _too_few(asked: Namespace, of: NamedModel, kind: CardKind, short: NothingFit
     return SbpError(text)
 
 
+def _sweep(asked: Namespace, kind: CardKind, *money: Any) -> None:
+    """The table of a sweep: of the planner's answers, or of a plan with an axis that has what is left."""
+    first, last = ends_of(asked.sweep)
+    if kind.whole(first) != first or first > kind.nodes.capacity[-1]:
+        node = kind.in_node
+        raise SbpError(
+            f"--sweep {asked.sweep}: nodes have {node} cards, and all are {kind.nodes.capacity[-1]}\n"
+            f"  write --sweep {min(first, kind.nodes.capacity[-1]) // node * node}..{last}"
+        )
+    given = None if asked.plan is None else _with_star(asked.plan)
+    if asked.svg is not None and asked.svg.suffix.lower() not in (".svg", ".png"):
+        raise SbpError(f"--svg {asked.svg} is neither\n  write {asked.svg.with_suffix('.svg')}")
+    of = named(asked, asked.model)
+
+    def attempt(count: int) -> Attempted:
+        cluster = kind.cluster(count)
+        if given is None:
+            found = _found(asked, of, cluster, count)
+            return found.prediction, found.found, str(found)
+        known = predict(of.model, of.batch, given, loss_fn=of.loss_fn, cluster=cluster, ranks=count)
+        return known, str(asked.plan), given.text
+
+    made = swept(kind.name, kind.doubled(first, last), attempt, tell)
+    print(json.dumps(made.dict(*money), indent=1) if asked.json else "\n".join(made.lines(*money)))
+    if asked.svg is not None:
+        tell(f"drew {written(sweep_chart(made) + chr(10), asked.svg)}")
+    if made.stopped:
+        raise SystemExit(130)  # as a program that Ctrl-C has ended
+
+
+def _with_star(path: Path) -> Plan:
+    """A plan that takes any number of cards."""
+    given = Plan.load(path)
+    axes = [axis for line in given.statements if isinstance(line, Grid) for axis in line.axes]
+    if not any(axis.size == "*" for axis in axes):
+        grid = next((str(line) for line in given.statements if isinstance(line, Grid)), "no grid")
+        star = next((axis for axis in axes if axis.name == "data" and axis.folds is None), None)
+        fix = grid.replace(str(star), "data=*") if star else "grid cuda (data=*)"
+        raise SbpError(f"{path} is for one number of cards: {grid}\n  leave an axis to the sweep, as in {fix}")
+    return given
+
+
 def _enough(able: FewestCards[FoundPlan], kind: CardKind, short: NothingFits) -> str:
     """Words on the fewest cards, or on the bound."""
     found = able.found
@@ -120,7 +169,8 @@ def _enough(able: FewestCards[FoundPlan], kind: CardKind, short: NothingFits) ->
         lines = [line for line in str(found.without_comments()).splitlines() if line.strip()]
         return (
             f"--gpus {able.count}x{kind.name} does, by the plan {found.found!r}: {duration(found.checked.seconds)} "
-            f"a step, {volume(found.checked.memory)} a rank\n" + "\n".join(f"    {line}" for line in lines)
+            f"a step, {volume(found.checked.memory)} a rank\n"
+            + "\n".join([*(f"    {line}" for line in lines), *_without_host(found, kind, short.limit)])
         )
     known = f"; {', '.join(map(str, able.tried))} were tried and do not do" if able.tried else ""
     rest = volume((short.bytes.weights + short.bytes.gradients) / max(able.count, 1))
@@ -142,19 +192,57 @@ def _failures(asked: Namespace) -> Failures:
 
 
 def _rented(asked: Namespace) -> CardKind | None:
-    """The cards that `--gpus` says; it sets the cluster and the ranks of so many."""
-    if asked.price is not None and asked.total_tokens is None:
-        raise SbpError("--price is that of a whole training\n  say of how many words, as in --total-tokens 15e12")
+    """The cards that `--gpus` says; but in a sweep it sets the cluster and the ranks of so many."""
+    _refuse(asked)
     if asked.gpus is None:
         return None
-    if asked.cluster is not None:
-        raise SbpError(
-            f"--gpus {asked.gpus} is not understood beside --cluster\n"
-            "  give one of them: --cluster prices and --ranks counts cards that have no name here"
-        )
     count, kind = cards_of(asked.gpus)
-    if count is None:
-        raise SbpError(f"--gpus {asked.gpus} says no number\n  write so many cards of a kind, as in 8x{kind.name}")
-    asked.cluster, asked.ranks = kind.cluster(count), asked.ranks or count
     asked.dtype = asked.dtype or "bf16"
+    sweep = asked.sweep or "8..64"
+    if asked.sweep is None and count is None:
+        raise SbpError(
+            f"--gpus {asked.gpus} says no number\n"
+            f"  write so many, as in 8x{kind.name}, or a sweep: --gpus x{kind.name} --sweep {sweep}"
+        )
+    if asked.sweep is not None and count is not None:
+        raise SbpError(
+            f"--gpus {asked.gpus} is one number of cards, and --sweep many\n  write --gpus x{kind.name} --sweep {sweep}"
+        )
+    if count is not None:
+        asked.cluster, asked.ranks = kind.cluster(count), asked.ranks or count
     return kind
+
+
+def _refuse(asked: Namespace) -> None:
+    """Refuse words that say nothing beside the others."""
+    sweeps = asked.sweep is not None
+    for wrong, what, fix in (
+        (
+            asked.price is not None and asked.total_tokens is None,
+            "--price is that of a whole training",
+            "say of how many words, as in --total-tokens 15e12",
+        ),
+        (
+            asked.gpus is not None and asked.cluster is not None,
+            f"--gpus {asked.gpus} is not understood beside --cluster",
+            "give one of them: --cluster prices and --ranks counts cards that have no name here",
+        ),
+        (
+            asked.svg is not None and not sweeps,
+            f"--svg {asked.svg} is the chart of a sweep",
+            "give it one, as in --gpus xH100 --sweep 8..64; a step is drawn by python -m sbpflow draw",
+        ),
+        (
+            sweeps and asked.gpus is None,
+            f"--sweep {asked.sweep} says no kind of cards",
+            f"give that too, as in --gpus xH100 --sweep {asked.sweep}",
+        ),
+        (
+            sweeps and asked.out is not None,
+            f"-o {asked.out} is one plan, and a sweep has one for each number of cards",
+            "leave it out: --json has their texts; or ask for one, as in --gpus 8xH100",
+        ),
+        (sweeps and asked.ranks is not None, f"--ranks {asked.ranks} beside --sweep {asked.sweep}", "leave it out"),
+    ):
+        if wrong:
+            raise SbpError(f"{what}\n  {fix}")

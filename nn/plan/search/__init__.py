@@ -5,5 +5,6 @@ cases        lower bounds of plans that say more, from the open one
 lighter      what is tried where these take too much: parts of a batch, blocks run again, the host's memory
 planner      all of that, and FoundPlan
 fewest       the fewest cards for which there is a plan
+sweep        the same batch on more and more cards, and its chart
 runners_up   what else was tried, and why it is not the answer
 """
