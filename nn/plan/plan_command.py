@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,11 @@ def _refuse(asked: Namespace) -> None:
         (
             asked.price is not None and asked.total_tokens is None,
             "--price is that of a whole training",
+            "say of how many words, as in --total-tokens 15e12",
+        ),
+        (
+            asked.total_tokens is not None and not 0 < asked.total_tokens < inf,
+            f"--total-tokens {asked.total_tokens} is no training",
             "say of how many words, as in --total-tokens 15e12",
         ),
         (

@@ -23,7 +23,7 @@ __all__ = ["PUBLISHED", "Failures", "TrainingCost"]
 HOUR, DAY = 3600.0, 86_400.0  # seconds
 STOPS, OF_DAYS, OF_DEVICES = 419, 54, 16_384  # unplanned stops of Llama 3's training of 405B, as published
 THROUGHPUT = 2e12  # bytes a second that the storage of these devices is said to sustain
-NEAR = 3  # numbers of saves on each side of the best, as steps are whole
+NEAR = 3  # numbers of equal parts on each side of the best, as the last part may be shorter
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,12 @@ class TrainingCost:
         return min(self._candidates(), key=self.expected)
 
     def _candidates(self) -> Iterator[int]:
-        """As many steps as the best seconds between two saves have, and those of nearly as many saves."""
+        """The whole steps around the best seconds between two saves, and those of nearly as many equal parts."""
         interval = best_interval(self.save, self.between)
-        saves = self.work / interval if interval else inf  # no more than there are steps, however little one takes
-        for many in range(int(max(1, min(saves, self.steps) - NEAR)), int(min(saves, self.steps)) + NEAR + 1):
+        near = int(min(interval / self.step, self.steps)) if self.step else self.steps
+        yield from (max(1, min(self.steps, steps)) for steps in (near, near + 1))
+        parts = int(min(self.work / interval, self.steps)) if interval else self.steps
+        for many in range(max(1, parts - NEAR), parts + NEAR + 1):
             yield max(1, ceil(self.steps / many))
 
     def expected(self, every: int) -> float:

@@ -163,6 +163,8 @@ def test_cards_are_rented_by_their_names(where: Path, capsys: pytest.CaptureFixt
         (["--gpus", "12xH100"], "nodes have 8 cards\n  take 8 or 16"),
         (["--gpus", "8xH100", "--cluster", "cpu"], "beside --cluster"),
         (["--price", "2"], "of how many words, as in --total-tokens 15e12"),
+        (["--total-tokens", "0"], "--total-tokens 0.0 is no training"),
+        (["--total-tokens", "nan"], "--total-tokens nan is no training"),
         (["--rate", "2"], "of how many words, as in --total-tokens 15e12"),
         (["--total-tokens", "1e9", "--rate", "-2"], "failures cannot be: rate = -2.0"),
     ],
