@@ -182,7 +182,7 @@ def _enough(able: FewestCards[FoundPlan], kind: CardKind, short: NothingFits) ->
 
 
 def _failures(asked: Namespace) -> Failures:
-    """What stops a training, where it is said."""
+    """Failures of a training, as far as they are said."""
     said = {name: getattr(asked, name) for name in ("rate", "storage", "restart")}
     known = {name: value for name, value in said.items() if value is not None}
     if known and asked.total_tokens is None:
