@@ -269,12 +269,13 @@ def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -
     for where, group in by_placement.items():
         flags = []
         for i in range(len(group[0]._shards)):
-            flag = torch.zeros_like(found_inf)
-            torch._amp_foreach_non_finite_check_and_unscale_([g._shards[i] for g in group], flag, factor)
+            shards = [g._shards[i] for g in group]
+            flag = torch.zeros_like(found_inf, device=shards[0].device)
+            torch._amp_foreach_non_finite_check_and_unscale_(shards, flag, factor.to(flag.device))
             flags.append(flag)
         axes = tuple(a for a in range(where.ndim) if where.shape[a] > 1)
         of = Layout(where, State((), axes, "max" if axes else "sum"), (), found_inf.dtype)
-        found_inf.copy_(torch.maximum(found_inf, wrap(tuple(flags), of).full_tensor()))
+        found_inf.copy_(torch.maximum(found_inf, wrap(tuple(flags), of).full_tensor().to(found_inf.device)))
         for g in group:
             g._moved = None  # torch's function does not count as a write
 

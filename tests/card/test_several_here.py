@@ -108,3 +108,23 @@ def test_a_call_that_names_a_card_names_that_of_its_rank(sbp: flow.sbp.Sbp) -> N
         return [Step(placement=where)(flow.tensor(cube(kind), placement=where, sbp=sbp)).full_tensor()]
 
     as_on_host(program)
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_scaler_divides_what_every_card_holds(infinite: bool) -> None:
+    """Its factor lies on one card, and an infinity in the piece of another skips the step on all."""
+
+    def program(kind: str) -> list[Tensor]:
+        where = flow.placement(kind, range(3))
+        w = flow.tensor(cube(kind).reshape(8, 15)[:7], placement=where, sbp=S(0), requires_grad=True)
+        factor = torch.ones(7, 15, dtype=torch.float64)
+        factor[6, 3] = float("inf") if infinite else 2.0
+        sgd, scaler = torch.optim.SGD([w], 0.1), torch.amp.GradScaler(kind, init_scale=8.0)
+        for _ in range(2):
+            sgd.zero_grad()
+            scaler.scale((w * flow.tensor(factor.to(kind), placement=where, sbp=B)).sum()).backward()  # type: ignore[no-untyped-call]
+            scaler.step(sgd)
+            scaler.update()
+        return [w.full_tensor().detach(), torch.tensor(scaler.get_scale())]
+
+    as_on_host(program)
