@@ -49,6 +49,7 @@ NAMED = {
     r"boxing/test_gradients.py": "the gradients that it makes lie on one card",
     r"test_devices_of_another_kind_are_refused": "the other kind is this one",
     r"test_op_by_op_a_step_of_a_card_is_priced": "the played card has no compiler of kernels, by which it is priced",
+    r"run/test_costs.py.*signatures_were_chosen_by": "a card's launches outweigh what its layers differ in",
     r"test_replaced.py.*\[moved\]": "it mixes tensors of two cards",
     r"test_autocast_runs_losses.*cross_entropy": "torch's autocast for cards halves it, ours does not",
     r"host/test_copies.py.*later_is_not_seen": "it writes to what is being copied, which a step does not",

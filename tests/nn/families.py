@@ -150,7 +150,7 @@ def everything(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def distance(mine: Tensor, wanted: Tensor) -> float:
     whole = mine.full_tensor() if isinstance(mine, flow.GlobalTensor) else mine
-    return (whole.double() - wanted.double()).abs().max().item() if wanted.numel() else 0.0
+    return (whole.double().to(wanted.device) - wanted.double()).abs().max().item() if wanted.numel() else 0.0
 
 
 def table(page: Path = PAGE) -> dict[tuple[str, str], str]:
