@@ -216,12 +216,32 @@ def _rented(asked: Namespace) -> CardKind | None:
 
 def _refuse(asked: Namespace) -> None:
     """Refuse words that say nothing beside the others."""
-    sweeps = asked.sweep is not None
+    sweeps, given = asked.sweep is not None, asked.plan is not None
     for wrong, what, fix in (
         (
             asked.price is not None and asked.total_tokens is None,
             "--price is that of a whole training",
             "say of how many words, as in --total-tokens 15e12",
+        ),
+        (
+            given and asked.memory is not None,
+            f"--memory {asked.memory} is a limit for what is looked for, and {asked.plan} is given",
+            f"write it there, as in expect memory <= {asked.memory} GiB",
+        ),
+        (
+            asked.memory is not None and not 0 < asked.memory < inf,
+            f"--memory {asked.memory} is no room",
+            "say how many GiB of a rank, as in --memory 72",
+        ),
+        (
+            given and asked.dtype is not None,
+            f"--dtype {asked.dtype} is for what is looked for, and {asked.plan} is given",
+            f"write it there, as in cast ** to {asked.dtype}",
+        ),
+        (
+            given and asked.out is not None,
+            f"-o {asked.out} is for what is looked for, and {asked.plan} is given",
+            "leave it out, or PLAN",
         ),
         (
             asked.total_tokens is not None and not 0 < asked.total_tokens < inf,
