@@ -28,7 +28,7 @@ NEAR = 3  # numbers of equal parts on each side of the best, as the last part ma
 
 @dataclass(frozen=True)
 class Failures:
-    """What stops a training: unplanned stops of a device and hour, what it takes to save and to be back.
+    """Failures of a training: unplanned stops of a device and hour, and the time to save and to be back.
 
     `storage` is bytes a second and device, at which weights and states are written while the step waits, and read
     when it is back; `restart` is seconds until that, for finding the fault and starting again. Defaults are published
