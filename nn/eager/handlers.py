@@ -268,10 +268,9 @@ def _unscale(grads: Sequence[GlobalTensor], found_inf: Tensor, factor: Tensor) -
         by_placement.setdefault(g.placement, []).append(g)
     for where, group in by_placement.items():
         flags = []
-        for i in range(len(group[0]._shards)):
-            shards = [g._shards[i] for g in group]
+        for shards in zip(*(g._shards for g in group), strict=True):
             flag = torch.zeros_like(found_inf, device=shards[0].device)
-            torch._amp_foreach_non_finite_check_and_unscale_(shards, flag, factor.to(flag.device))
+            torch._amp_foreach_non_finite_check_and_unscale_(list(shards), flag, factor.to(flag.device))
             flags.append(flag)
         axes = tuple(a for a in range(where.ndim) if where.shape[a] > 1)
         of = Layout(where, State((), axes, "max" if axes else "sum"), (), found_inf.dtype)
