@@ -11,9 +11,9 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
     halo, halo_sum       what a rank's windows see of others' pieces, and its gradient on the way back; one hop
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from math import ceil, log2, prod
 from typing import NamedTuple, TypeVar
 
@@ -71,6 +71,14 @@ class Links(NamedTuple):
         """The same where many moves go at once."""
         fine = self.fine and self.fine.without_latency
         return self._replace(link=lambda axes, ways: (0.0, self.link(axes, ways)[1]), fine=fine)
+
+    @property
+    def figures(self) -> tuple[Hashable, ...]:
+        """Latency and bandwidth of all sets of axes, in each way: what moves cost goes by these alone."""
+        axes = [axis for axis, size in enumerate(self.sizes) if size > 1]
+        sets = chain.from_iterable(combinations(axes, many) for many in range(1, len(axes) + 1))
+        links = [self.link(each, way) for each in sets for way in sorted({"ring", *WAYS.values()})]
+        return self.sizes, self.reductions, self.parts, tuple(links), self.fine and self.fine.figures
 
     def ring(self, axes: tuple[int, ...]) -> tuple[float, float]:
         """Latency and bandwidth where each rank sends to the next one alone."""

@@ -22,6 +22,7 @@ import torch
 
 from ...placement import Cluster, Placement
 from ...placement.links import Links
+from ...placement.structure import ByIdentity
 from ..logical import Logical
 from ..state import Lie, State
 from .demands import Demands, EncodedGrads, Rounds
@@ -109,6 +110,20 @@ class EdgeCosts:
     demands: Demands
     together: Mapping[Placement, float] = field(default_factory=dict)  # bytes of gradients that go at once
     known: dict[object, EdgeSeconds] = field(default_factory=dict)
+    places: dict[object, Placement] = field(default_factory=dict)
+
+    def alike(self, there: Placement) -> Placement:
+        """The first placement on which everything costs what it costs there, such as that of another stage."""
+        if there not in self.places:
+            device, links = self.cluster(there).device_of(there), self.links(there)
+            key = there.type, there.names, ByIdentity(device), self.together.get(there), links.figures
+            self.places[there] = self.places.setdefault(key, there)
+        return self.places[there]
+
+    def like(self, of: Carried) -> Carried:
+        """A tensor of one placement as it would be carried on the first like that."""
+        place = self.alike(of.here)
+        return of._replace(here=place, there=place) if of.here is of.there else of
 
     @property
     def rounds(self) -> Rounds:

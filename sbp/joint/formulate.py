@@ -33,7 +33,7 @@ from .options import Cut, Reach
 from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import plain_cuts, wishes
-from .problem import Edge, Problem, Vector
+from .problem import Edge, Problem, Vector, rooms
 from .repeated_blocks import ties
 from .source_options import stored
 from .uses import let_go, returns, saves, static, users, weights
@@ -166,27 +166,23 @@ class _Formulation:
         for index, (call, _, numbers) in enumerate(calls):
             self._op(index, call, [plain_cuts(wished.get(n, {})) for n in numbers])
         self._ends()
-        tied, block = ties(self.logical, [(n.kind, n.index, id(n.candidates)) for n in self.nodes], self.producers)
+        tied, block = ties(self.logical, [(n.kind, n.index, self._like(n)) for n in self.nodes], self.producers)
         problem = Problem(
             tuple(n.cost for n in self.nodes),
             tuple(self.edges),
             tuple(n.memory for n in self.nodes),
             tied,
             block,
-            self._room(),
+            rooms(self.edges, [(n.cost, n.kind == "op" and self.beside(self.where.ops[n.index])) for n in self.nodes]),
         )
         homes = {number: self.copy_home(number) for number in self.copies}
         ends = tuple(self.tensors), self.costs
         return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread, *ends)
 
-    def _room(self) -> tuple[Vector, ...]:
-        """Costs of what is computed beside which weights and their gradients move; nothing where they do not."""
-        if not any(edge.hidden is not None for edge in self.edges):
-            return ()
-        costs = {id(node.cost): node.cost for node in self.nodes}  # where they forbid, infinite room is no number
-        rooms = {key: (np.zeros_like(each), np.where(np.isfinite(each), each, 0.0)) for key, each in costs.items()}
-        beside = [node.kind == "op" and self.beside(self.where.ops[node.index]) for node in self.nodes]
-        return tuple(rooms[id(node.cost)][here] for node, here in zip(self.nodes, beside, strict=True))
+    def _like(self, node: ChoiceNode) -> tuple[int, Placement | None]:
+        """Marks of equal nodes of one stage: those of equal stages share candidates, and may yet choose apart."""
+        homes = {"source": self.where.sources, "op": self.where.ops}
+        return id(node.candidates), homes[node.kind][node.index] if node.kind in homes else None
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]
@@ -198,7 +194,7 @@ class _Formulation:
         reached = number in self.logical.reached
         together = self.costs.together.get(there, inf)
         asked = tuple(wished), reached, pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
-        key = "source", shape, types, there, trained, source.kind, together, *asked
+        key = "source", shape, types, self.costs.alike(there), trained, source.kind, together, *asked
         if key not in self.known:
             where = self.cluster(there).device_of(there), self.links(there)
             said = wished, pinned, rest, self.demands.states, self.demands.sharded
@@ -224,7 +220,7 @@ class _Formulation:
         comes = tuple((id(r.states), r.partial, r.grad) for r in reach)
         wanted = tuple(asked) if any(asked) else ()
         fused = self.fused[index] if there.type in self.demands.compiled else None
-        key = static(op, call), comes, flags, there, self.costs.rounds.times, wanted, fused
+        key = static(op, call), comes, flags, self.costs.alike(there), self.costs.rounds.times, wanted, fused
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved, asked, fused)
         candidates, cost, back, memory, ins, outs, states, partial, apart = self.known[key]
@@ -326,7 +322,7 @@ class _Formulation:
         wanted: dict[Lie, None] = {}
         if there is self.home(number):
             wanted.update(dict.fromkeys(have.each))
-        key = "copy", id(have), there, number in self.logical.wants_grad, number in self.lasting
+        key = "copy", id(have), there.shape, number in self.logical.wants_grad, number in self.lasting
         lies = self.known.get(key)
         if lies is None:
             lies = self.known[key] = self._copy_lies(number, wanted, there)
@@ -352,7 +348,7 @@ class _Formulation:
         states = self.states[number]
         if len(self.home(number).shape) <= len(there.shape):
             return states
-        key = "on", id(states), there
+        key = "on", id(states), len(there.shape)
         if key not in self.known:
             axes = set(range(len(there.shape)))
             fits = [state for state in states if axes.issuperset(state.split)]
@@ -367,7 +363,8 @@ class _Formulation:
         hides = weight and grad and here is there and self.beside(here)
         lasts = number in self.lasting
         of = Carried(tuple(fake.shape), fake.dtype, here, there, grad, again, lasts, hides)
-        key = id(have), id(need), of, self.costs.rounds, self.costs.together.get(here), self.demands.real_sums
+        like, together = self.costs.like(of), self.costs.together.get(here)
+        key = id(have), id(need), like, self.costs.rounds, together, self.demands.real_sums
         found = self.matrices.get(key)
         if found is None:
             found = self.matrices[key] = self.costs.matrices(have, need, of)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Edge", "Ints", "Problem", "Vector"]
+__all__ = ["Edge", "Ints", "Problem", "Vector", "rooms"]
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.intp]
@@ -92,3 +92,13 @@ class Problem:
             costs[n] = costs[n].copy()
             costs[n][candidate] = np.inf
         return replace(self, costs=tuple(costs))
+
+
+def rooms(edges: Sequence[Edge], nodes: Sequence[tuple[Vector, bool]]) -> tuple[Vector, ...]:
+    """The room of nodes, of these costs: all of it where something moves beside them, else nothing; none if nothing is
+    hidden. What is forbidden has none, because infinite room is no number. Equal costs have one object."""
+    if not any(edge.hidden is not None for edge in edges):
+        return ()
+    known = {id(cost): cost for cost, _ in nodes}
+    found = {at: (np.zeros_like(cost), np.where(np.isfinite(cost), cost, 0.0)) for at, cost in known.items()}
+    return tuple(found[id(cost)][beside] for cost, beside in nodes)

@@ -6,7 +6,7 @@ from ..logical import Logical
 
 __all__ = ["ties"]
 
-Kind = tuple[str, int, int]  # a node's kind, its number among its like, and the identity of its candidates
+Kind = tuple[str, int, Hashable]  # a node's kind, its number among its like, and what equal nodes share
 
 
 def ties(
