@@ -116,9 +116,10 @@ class LinkWatch:
         """Windows that were not judged before, of hosts of which each process has one: they share a link, and what some
         of them sent in the seconds of all is less than it gave."""
         carried = [self.pages[rank].carried() for rank in range(len(self.hosts))]
-        late = {
-            h for r, (h, (number, _)) in enumerate(zip(self.hosts, carried, strict=True)) if number == self._seen[r]
-        }
+        new = [
+            number not in (0, seen) for (number, _), seen in zip(carried, self._seen, strict=True)
+        ]  # 0: being written
+        late = {host for host, there in zip(self.hosts, new, strict=True) if not there}
         for rank, (host, (number, text)) in enumerate(zip(self.hosts, carried, strict=True)):
             if host not in late:
                 self._seen[rank] = number

@@ -102,6 +102,8 @@ def test_a_host_is_judged_when_all_its_processes_have_a_window() -> None:
     pages[2].carry(1, "[[0,8,1.0,0.5]]")
     assert list(made._flows()) == [("b", "a", LinkUse(6, 1.0, 0.5)), ("b", "a", LinkUse(8, 1.0, 0.5))]
     assert list(made._flows()) == []
+    pages[0].carry(0, "")  # as one that is being written is read
+    assert list(made._flows()) == []
 
 
 def test_hosts_of_one_address_are_not_told_apart() -> None:
