@@ -1,4 +1,4 @@
-"""What is said, measured, planned and drawn for a machine with cards, beside that for its host."""
+"""A machine with cards, as it is told, measured, planned and drawn for, beside its host."""
 
 from typing import Any
 

@@ -202,37 +202,38 @@ class _Looking:
     def function(self, value: FunctionType) -> Any:
         """A function, with what it has closed over and its defaults: these may be others at the next call."""
         kept = value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__
-        if not any(kept) or id(value) in self.around:
+        if not any(kept):
             return ByIdentity(value)
-        self.around.add(id(value))
         try:
             held = [cell.cell_contents for cell in value.__closure__ or ()]
         except ValueError:  # a cell that nothing was put into yet
             raise Unlike(value.__qualname__) from None
-        parts = tuple(map(self.value, (held, *kept[1:])))
-        self.around.discard(id(value))
-        return ByIdentity(value), parts
+        return self.with_parts(value, zip(("closure", "defaults", "named", "own"), (held, *kept[1:]), strict=True))
 
     def outside(self, module: nn.Module) -> Any:
         """A module that is no part of the one looked at, and is the same for all, with what it is set to now."""
-        if id(module) in self.around:
-            return ByIdentity(module)
-        self.around.add(id(module))
-        of = [item for part in module.modules() for item in part.__dict__.items()]
-        parts = tuple([(name, self.value(x)) for name, x in of if name not in _TENSORS and name not in PLACES])
-        self.around.discard(id(module))
-        return ByIdentity(module), parts
+        of = (item for part in module.modules() for item in part.__dict__.items())
+        return self.with_parts(module, ((name, x) for name, x in of if name not in _TENSORS and name not in PLACES))
 
     def object(self, value: Any) -> Any:
         held = getattr(value, "__dict__", None)
-        if held is None or id(value) in self.around:
+        found = ByIdentity(value) if held is None else self.with_parts(value, held.items())
+        if (
+            dataclasses.is_dataclass(value)
+            and isinstance(found, tuple)
+            and len(found[1]) == len(dataclasses.fields(value))
+        ):
+            return type(value), found[1]
+        return found
+
+    def with_parts(self, value: Any, parts: Iterable[tuple[str, Any]]) -> Any:
+        """The identity of a value, and what it holds now; of one that is in itself the identity alone."""
+        if id(value) in self.around:
             return ByIdentity(value)
         self.around.add(id(value))
-        parts = tuple([(name, self.value(part)) for name, part in held.items()])
+        found = tuple([(name, self.value(part)) for name, part in parts])
         self.around.discard(id(value))
-        if dataclasses.is_dataclass(value) and len(parts) == len(dataclasses.fields(value)):
-            return type(value), parts
-        return ByIdentity(value), parts
+        return ByIdentity(value), found
 
     def module(self, module: nn.Module) -> Any:
         held = module.__dict__

@@ -1,4 +1,4 @@
-"""What is changed between the calls of repeated layers keeps them apart, wherever the layers read it."""
+"""Numbers that are changed between the calls of repeated layers keep them apart, wherever the layers read them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ DEFAULT = [1.0]
 
 
 class Held:
-    """What a layer reads a number of, as an attribute, in a dict, or in a list."""
+    """An object of which a layer reads a number: an attribute, in a dict, or in a list."""
 
     def __init__(self) -> None:
         self.by, self.table, self.listed = 1.0, {"by": 1.0}, [1.0]
