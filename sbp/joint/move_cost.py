@@ -41,11 +41,26 @@ def moved(src: Sequence[State], dst: Sequence[State], shape: tuple[int, ...], it
     """Seconds of a tensor from each state of `src` (a row) to each of `dst` (a column)."""
     local = local_bytes(src, shape, itemsize, links.sizes)[:, None].repeat(len(dst), 1)
     ndim = len(links.sizes)
-    time = _seconds(_codes(src, ndim)[:, None], _codes(dst, ndim)[None, :], local, links)
+    codes = _codes(src, ndim)[:, None], _codes(dst, ndim)[None, :]
+    time = _seconds(*codes, local, links)
+    uneven = [np.array([_other_in_steps(state, shape, links) for state in states]) for states in (src, dst)]
+    if any(map(np.any, uneven)):  # routes do not go in steps there
+        time = np.where(uneven[0][:, None] | uneven[1], _seconds(*codes, local, links._replace(fine=None)), time)
     rows, columns = ([k for k, state in enumerate(states) if state.windows] for states in (src, dst))
     for i, j in {*product(rows, range(len(dst))), *product(range(len(src)), columns)}:
         time[i, j] += seen_seconds(src[i], dst[j], shape, itemsize, links)
     return time
+
+
+def _other_in_steps(state: State, shape: tuple[int, ...], links: Links) -> bool:
+    """Whether an axis that crosses hosts cuts a dim into other pieces than its steps would: those with remainders."""
+    if links.fine is None:
+        return False
+    return any(
+        shape[dim] % prod(links.sizes[f] for f in factors if f >= 0)
+        for dim, factors in enumerate(state.dims)
+        if any(f >= 0 and len(links.parts[f]) > 1 for f in factors)
+    )
 
 
 def each_moved(moves: Sequence[tuple[State, State, float]], links: Links) -> Vector:

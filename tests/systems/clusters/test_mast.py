@@ -61,7 +61,7 @@ def test_data_that_lie_elsewhere_come_over_the_thin_link_first(
 def test_a_plan_of_each_job_fits_the_cards_of_its_site(sites: dict[str, Any]) -> None:
     found = {at: [sites["seconds_of_step"](at, model) for model in sites["MODELS"]] for at in sites["places"]()}
     assert all(isfinite(seconds) for seconds in found[("north",)])
-    assert found[("east",)][1] == inf  # half of the cards for as many weights
+    assert found[("east",)][1] > 2 * found[("north",)][1]  # half of the cards: states go to the host
     assert found[("west",)][2] < found[("east",)][2]
 
 
