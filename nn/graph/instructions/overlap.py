@@ -40,7 +40,7 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
     there: dict[str, int] = {}  # from where on a register may be read
     starts: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
-    at_once = set()
+    at_once: dict[int, int] = {}  # moves that are waited for right there, and where the next begins that is not one
     readers = _first_uses(todo)
     for at, do in enumerate(todo):
         done = at + 1
@@ -48,8 +48,11 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
             transfer = transfers[do.number]
             here = bisect(work, at)  # the first segment behind
             begin = max([0, *work[max(here - AHEAD, 0) : here][:1], *(there.get(name, 0) for name in do.reads)])
+            first = begin
             while begin < at and begin in at_once:  # a move that is waited for right there goes first
-                begin += 1
+                begin = at_once[begin]
+            if first in at_once:
+                at_once[first] = begin
             end = min([readers[at], *(w + 1 for w in work[here + AHEAD - 1 : here + AHEAD])])
             beside = bisect_left(work, end) > bisect_left(work, begin)
             if beside and transfer.sends and (always or transfer.pays) and not transfer.at_once:
@@ -58,7 +61,7 @@ def overlapped(todo: Sequence[Instruction], transfers: Sequence[Transfer], alway
                 waits.setdefault(end, []).append(WaitForMove(do.number, (pending,), do.writes))
                 done = end
             else:
-                at_once.add(at)
+                at_once[at] = at + 1
         there.update(dict.fromkeys(do.writes, done))
     out: list[Instruction] = []
     for at, do in enumerate(todo):

@@ -8,9 +8,9 @@ from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, valu
 from ....boxing.graph.physical import Back, Physical, Source
 from ....boxing.plan import plan
 from ....sbp import Layout
+from ..lower.equal_ranks import alike
 from ..lower.localise import Localiser
 from ..lower.segments import segments
-from .equal_ranks import alike
 from .liveness import PLACES, RankMemory, bytes_on, memory
 from .resident import Resident
 
@@ -34,7 +34,7 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
     layouts += [of for back in coded for of in (back.src, back.dst)]
     ways = [plan(_lies(s), s.master) for s in sources if s.value.layout.dtype is s.master.dtype]
     group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
-    keys = {rank: (group.get(rank, -1), id(one)) for rank, one in live.items()}  # equal ranks are worked out once
+    keys = {rank: (group.get(rank, -1), one) for rank, one in live.items()}  # equal ranks are worked out once
     firsts = {key: rank for rank, key in keys.items()}
     found = {key: _held(live[rank].beside(parts, rank)) for key, rank in firsts.items()}
     return {rank: found[key] for rank, key in keys.items()}

@@ -13,10 +13,10 @@ from ....sbp.logical import OffloadPlace
 from ..compiler.inside import Estimate, Insides, insides
 from ..instructions.computing import SegmentWork
 from ..instructions.instruction import Instruction, Storages, bytes_on
+from ..lower.equal_ranks import equal_ranks
 from ..lower.localise import Localiser
 from ..lower.segments import PartStage, Segment, Stage
 from ..tasks.straight import schedule
-from .equal_ranks import equal_ranks
 from .resident import Resident
 
 __all__ = ["PLACES", "RankMemory", "TaskMemory", "bytes_on", "inside_of_rank", "memory", "run"]

@@ -8,8 +8,8 @@ from ....sbp.logical import OffloadPlace
 from ..instructions.instruction import Instruction, Storages
 from ..instructions.moves import Pause
 from ..instructions.overlap import freed, overlapped
+from ..lower.equal_ranks import equal_ranks
 from ..lower.segments import kept, made_by
-from ..memory.equal_ranks import equal_ranks
 from ..memory.liveness import RankMemory, TaskMemory, inside_of_rank, run
 from ..tasks.task import Name, Tasks
 from ..tasks.tasks import tasks

@@ -7,10 +7,10 @@ import pytest
 
 from sbpflow import B, P, S
 from sbpflow.boxing.graph.physical import Physical
+from sbpflow.nn.graph.lower.equal_ranks import equal_ranks
 from sbpflow.nn.graph.lower.localise import Localiser
 from sbpflow.nn.graph.lower.segments import segments
 from sbpflow.nn.graph.memory import liveness
-from sbpflow.nn.graph.memory.equal_ranks import equal_ranks
 from sbpflow.nn.graph.memory.liveness import RankMemory, memory
 from sbpflow.nn.graph.run import task_memory
 from sbpflow.nn.graph.run.variant import Variant
