@@ -1,6 +1,7 @@
 """The command line of plans: plan, draw, diff and simulate, each for a model that is made without values.
 
 python -m sbpflow plan LlamaForCausalLM --gpus 16xH100              finds a plan, and writes it
+python -m sbpflow plan LlamaForCausalLM --gpus 64xH100 --seek       looks for pipelines and other degrees, too
 python -m sbpflow plan LlamaForCausalLM my.plan --cluster h100x8*2  checks one
 python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table over counts of cards
 python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
@@ -18,6 +19,7 @@ from .check import planned_step, priced_by, stepped
 from .language.diff import diff
 from .plan import Plan
 from .plan_command import checked, named, run_plan
+from .search.degrees import THINGS
 from .training import PUBLISHED
 
 __all__ = ["add_commands", "run_command"]
@@ -30,6 +32,7 @@ def add_commands(commands: Any) -> None:
     planning.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="the file of a plan, to check")
     planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
     planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
+    planning.add_argument("--seek", action="store_true", help=f"look for {', '.join(THINGS)} too")
     planning.add_argument("--json", action="store_true", help="print it as json")
     planning.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(card_kinds())}, as in 8xH100")
     planning.add_argument("--sweep", metavar="N..M", help="each count from N to M, doubled, of --gpus xKIND")

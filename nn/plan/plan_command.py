@@ -17,7 +17,9 @@ from .language.statements import Grid, Offload
 from .model_source import NamedModel, model_called
 from .plan import Plan
 from .prediction import Prediction, predict
+from .search.degrees import THINGS
 from .search.fewest import FewestCards, NothingFits, fewest
+from .search.open_degrees import leaves_degrees
 from .search.planner import FoundPlan, plan
 from .search.sweep import Attempted, ends_of, swept
 from .search.sweep_chart import sweep_chart
@@ -54,7 +56,7 @@ def run_plan(asked: Namespace) -> None:
         _sweep(asked, kind, *money)
         return
     of = named(asked, asked.model)
-    if asked.plan is not None:
+    if asked.plan is not None and not _opens(asked.plan):
         known = checked(asked, of, asked.plan)
         said = known.checked.dict() | {"prediction": known.dict(*money)}
         print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
@@ -75,16 +77,23 @@ def run_plan(asked: Namespace) -> None:
 
 def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | None) -> FoundPlan:
     """The planner's answer for so many ranks."""
+    lines = [f"cast ** to {asked.dtype}", "cast {grads,states} ** to fp32"] if asked.dtype else []
+    lines += [f"seek {', '.join(THINGS)}"] if asked.seek else []
     return plan(
         of.model,
         of.batch,
-        plan=asked.dtype and f"cast ** to {asked.dtype}\ncast {{grads,states}} ** to fp32",
+        plan=asked.plan or "\n".join(lines) or None,
         cluster=cluster,
         memory=_limit(asked),
         loss_fn=of.loss_fn,
         ranks=ranks,
         told=tell,
     )
+
+
+def _opens(path: Path) -> bool:
+    """Whether the plan of a file leaves degrees to the planner."""
+    return leaves_degrees(Plan.load(path))
 
 
 def _limit(asked: Namespace) -> float | None:
@@ -130,7 +139,7 @@ def _sweep(asked: Namespace, kind: CardKind, *money: Any) -> None:
             f"--sweep {asked.sweep}: nodes have {node} cards, and all are {kind.nodes.capacity[-1]}\n"
             f"  write --sweep {min(first, kind.nodes.capacity[-1]) // node * node}..{last}"
         )
-    given = None if asked.plan is None else _with_star(asked.plan)
+    given = None if asked.plan is None or _opens(asked.plan) else _with_star(asked.plan)
     if asked.svg is not None and asked.svg.suffix.lower() not in (".svg", ".png"):
         raise SbpError(f"--svg {asked.svg} is neither\n  write {asked.svg.with_suffix('.svg')}")
     of = named(asked, asked.model)
@@ -217,6 +226,7 @@ def _rented(asked: Namespace) -> CardKind | None:
 def _refuse(asked: Namespace) -> None:
     """Refuse words that say nothing beside the others."""
     sweeps, given = asked.sweep is not None, asked.plan is not None
+    said = given and not _opens(asked.plan)
     for wrong, what, fix in (
         (
             asked.price is not None and asked.total_tokens is None,
@@ -224,7 +234,7 @@ def _refuse(asked: Namespace) -> None:
             "say of how many words, as in --total-tokens 15e12",
         ),
         (
-            given and asked.memory is not None,
+            said and asked.memory is not None,
             f"--memory {asked.memory} is a limit for what is looked for, and {asked.plan} is given",
             f"write it there, as in expect memory <= {asked.memory} GiB",
         ),
@@ -239,7 +249,12 @@ def _refuse(asked: Namespace) -> None:
             f"write it there, as in cast ** to {asked.dtype}",
         ),
         (
-            given and asked.out is not None,
+            given and asked.seek,
+            f"--seek is for what no plan says, and {asked.plan} is given",
+            f"write it there, as in seek {', '.join(THINGS)}",
+        ),
+        (
+            said and asked.out is not None,
             f"-o {asked.out} is for what is looked for, and {asked.plan} is given",
             "leave it out, or PLAN",
         ),

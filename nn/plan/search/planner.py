@@ -7,9 +7,9 @@ more than one of them that fits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,31 +17,29 @@ from torch.optim import Optimizer
 from ....boxing.figures import duration, volume
 from ....placement import Cluster, cluster, default_cluster
 from ....placement.device import card_here
-from ....placement.errors import SbpError, SbpflowError
+from ....placement.errors import SbpError
+from ....placement.hardware import Device
 from ....placement.world import world
 from ....sbp import Layout
 from ...explanations.step_report import explained
 from ...graph.capture.surroundings.garbage import uncollected
-from ...graph.captures import Captures
 from ..answer import answer
-from ..assignment import Assignment, assignment
-from ..check import Checked, Loss, checked_step, device_of, planned_step, priced_by, room, samples_of
+from ..check import Checked, Loss, device_of, priced_by, room, samples_of
 from ..grids import grids_of
-from ..language.statements import Accumulate, ExpectAtMost, Grid, Limit, Seek
+from ..language.plan_text import PlanText
+from ..language.statements import ExpectAtMost, Grid, Limit
 from ..plan import Plan, as_plan
 from ..prediction import Prediction, predicted
 from ..resting import RestingBytes
-from .candidates import Candidate, candidates, leaves_all, resting, within_limit
-from .cases import Cases
+from .candidates import Candidate, candidates, leaves_all, within_limit
 from .fewest import NothingFits
 from .lighter import in_parts, last_ways, offloading
-from .runners_up import OtherPlan, TriedPlan, no_less, runners_up, said_of
+from .open_degrees import leaves_degrees, space_of
+from .runners_up import OtherPlan, TriedPlan, runners_up, said_of
+from .seeking import Seeking
+from .trying import SURE, Trying
 
 __all__ = ["FoundPlan", "OtherPlan", "plan"]
-
-
-NEARLY = 0.85  # share of the bytes that the chooser counts; the account says at least so much
-SURE = 1e-9  # share of seconds by which sums in another order may differ
 
 
 class FoundPlan(Plan):
@@ -93,45 +91,81 @@ def plan(
             "flow.plan is the planner of a model, and was given a layout\n"
             "  how a tensor gets from one layout to another: flow.boxing.plan(src, dst)"
         )
+    asked = _Question(model, batch, cluster, memory, loss_fn, optimizer, ranks, told)
     with priced_by(cluster), uncollected():
-        given = _given(plan, cluster, ranks)
-        seek = next((s for s in given.statements if isinstance(s, Seek)), None)
-        if seek is not None:
-            raise given.wrong(seek, "what", "seek is not built yet")
-        limit, source = _limit(given, memory, ranks, model)
-        trying = _Trying(model, batch, loss_fn, optimizer, ranks, limit)
-
-        def attempt(one: Candidate) -> Checked | None:
-            tried = trying.add(one)
-            told(f"{one.name}: {said_of(tried)}")
-            return tried.checked
-
-        for number, one in enumerate(candidates(given, model)):
-            found = attempt(one)
-            if number == 0 and limit is not None and found is not None and found.memory > limit:
-                in_parts(given, model, limit, found, samples_of(batch), attempt)
-                for other in within_limit(given, model, limit):
-                    attempt(other)
-                if leaves_all(given):
-                    offloading(given, model, limit, found, attempt)
-        if trying.best is None and limit is not None and trying.opened:
-            for name, text in last_ways(given, model, limit).items():
-                if trying.best is None:
-                    attempt(Candidate(name, Plan.read(text)))
-        best, tried = trying.best, trying.tried
+        said = as_plan(plan)
+        search = _sought if said is not None and leaves_degrees(said) else _chosen
+        trying, source = search(said, asked)
+        best, tried, limit = trying.best, trying.tried, trying.limit
         if best is None or best.step is None or best.checked is None:
             raise nothing_fits(tried, limit)
         checked = replace(best.checked, report=explained(best.step))
-        prediction = predicted(best.step, checked, batch, grids_of(given, ranks, model).whole.size)
-        said = answer(best.step, trying.meaning(best.of.plan), checked.report)
+        prediction = predicted(best.step, checked, batch, grids_of(best.of.plan, ranks, model).whole.size)
+        text = answer(best.step, trying.meaning(best.of.plan), checked.report)
     within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}"
-    made = FoundPlan.read(said if not within or f"{within}\n" in said else f"{said}{within}{source}\n")
+    made = FoundPlan.read(text if not within or f"{within}\n" in text else f"{text}{within}{source}\n")
     object.__setattr__(made, "checked", checked)
     object.__setattr__(made, "prediction", prediction)
     object.__setattr__(made, "found", best.of.name)
-    object.__setattr__(made, "floor", max(0.0, tried[0].bound))
+    object.__setattr__(made, "floor", 0.0 if trying.opened is None else max(0.0, tried[0].bound))
     object.__setattr__(made, "runners_up", runners_up(tried, best, limit))
     return made
+
+
+class _Question(NamedTuple):
+    """All that the planner was asked, but for the plan."""
+
+    model: nn.Module
+    batch: Any
+    cluster: Cluster | str | Path | None
+    memory: float | None
+    loss_fn: Loss | None
+    optimizer: Optimizer | Sequence[Optimizer] | None
+    ranks: int | None
+    told: Callable[[str], object]
+
+    def trying(self, ranks: int | None, limit: float | None) -> Trying:
+        return Trying(self.model, self.batch, self.loss_fn, self.optimizer, ranks, limit)
+
+
+def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
+    """The candidates of a grid that were tried, and a remark on the limit."""
+    model, ranks = asked.model, asked.ranks
+    given = _given(said, asked.cluster, ranks)
+    limit, source = _limit(given, asked.memory, device_of(given, ranks, model))
+    trying = asked.trying(ranks, limit)
+
+    def attempt(one: Candidate) -> Checked | None:
+        tried = trying.add(one)
+        asked.told(f"{one.name}: {said_of(tried)}")
+        return tried.checked
+
+    for number, one in enumerate(candidates(given, model)):
+        found = attempt(one)
+        if number == 0 and limit is not None and found is not None and found.memory > limit:
+            in_parts(given, model, limit, found, samples_of(asked.batch), attempt)
+            for other in within_limit(given, model, limit):
+                attempt(other)
+            if leaves_all(given):
+                offloading(given, model, limit, found, attempt)
+    if trying.best is None and limit is not None and trying.opened:
+        for name, text in last_ways(given, model, limit).items():
+            if trying.best is None:
+                attempt(Candidate(name, Plan.read(text)))
+    return trying, source
+
+
+def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
+    """The degrees that were tried, and a remark on the limit."""
+    assert said is not None
+    kind, size, node = _ranks_of(said, asked.cluster, asked.ranks)
+    space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node)
+    limit, source = _limit(said, asked.memory, default_cluster(space.kind).device)
+    trying = asked.trying(size, limit)
+    optimizer = asked.optimizer
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    Seeking(space, trying, asked.told, loss_fn=asked.loss_fn, optimizers=given).run()
+    return trying, source
 
 
 def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
@@ -144,110 +178,19 @@ def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
     return NothingFits(limit, f"{volume(memory)}: {name}", RestingBytes.of(step))
 
 
-class _Trying:
-    """The candidates that were tried, for one model and batch, which share what can be captured once.
-
-    Those that may be the answer are checked in full. A plan that says more than the open one costs no less than a
-    bound, that of the open problem with parameters as this plan has them: where the bound is not below the best, the
-    plan is not planned. The memory of a planned one that costs no less than the best is not asked for. One whose
-    weights, gradients and states alone take too much does not fit.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss_fn: Loss | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None,
-        ranks: int | None,
-        limit: float | None,
-    ) -> None:
-        self.model, self.batch, self.ranks, self.limit = model, batch, ranks, limit
-        self.loss_fn, self.optimizer = loss_fn, optimizer
-        self.captures = Captures()
-        self.tried: list[TriedPlan] = []
-        self.best: TriedPlan | None = None
-        self.cases: Cases | None = None
-
-    def add(self, one: Candidate) -> TriedPlan:
-        """Try one more."""
-        try:
-            made = self.ruled_out(one) or self.planned(one)
-        except SbpflowError as error:
-            made = TriedPlan(one, why=str(error))
-        if made.fits(self.limit) and (self.best is None or made.seconds < self.best.seconds):
-            self.best = made
-        self.tried.append(made)
-        return made
-
-    def planned(self, one: Candidate) -> TriedPlan:
-        """A candidate with its step, checked if it may be the answer."""
-        parts = any(isinstance(line, Accumulate) for line in one.plan.statements)
-        self.captures.enough = inf if parts or self.best is None else self.best.seconds * (1 - SURE)
-        model, batch, loss_fn, optimizer, ranks = self.model, self.batch, self.loss_fn, self.optimizer, self.ranks
-        step = planned_step(
-            one.plan, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, captures=self.captures
-        )
-        if one.opened and step.plan.pieces is None:  # else it is known of one micro-batch alone
-            self.cases = Cases(step.plan.decided)
-        made = TriedPlan(one, step)
-        if step.plan.pieces is None and self.best is not None and made.seconds >= self.best.seconds * (1 - SURE):
-            return made
-        checked = checked_step(
-            one.plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, idle=False
-        )
-        return TriedPlan(one, step, checked)
-
-    @property
-    def opened(self) -> TriedPlan | None:
-        """The plan that has the others as cases."""
-        return next((each for each in self.tried if each.of.opened), None)
-
-    def ruled_out(self, one: Candidate) -> TriedPlan | None:
-        """A candidate that cannot be the answer, as far as that is known before it is planned."""
-        opened = self.opened
-        if opened is None or opened.step is None:
-            return None
-        meaning = self.meaning(one.plan)
-        trained = {source.value.name for source in opened.step.graph.sources if source.value.grad}
-        least = resting(meaning, self.model, opened.step.plan.passes.states, trained)
-        if self.limit is not None and least > self.limit:
-            why = f"weights, gradients and states alone take {volume(least)} of {volume(self.limit)}"
-            return TriedPlan(one, why=why)
-        if self.cases is None:
-            return None
-        alike = meaning.options.keys().isdisjoint({"memory", "micro_batches"})  # holds what the open one does
-        if self.limit is not None and opened.checked is not None and alike:
-            about = self.cases.holds(meaning) * opened.checked.memory
-            if about * NEARLY > self.limit:
-                return TriedPlan(one, why=f"about {volume(about)} at least of {volume(self.limit)}")
-        if self.best is None:
-            return None
-        enough = self.best.seconds * (1 - SURE)
-        bound = self.cases.least(meaning, enough)
-        if not enough <= bound < inf:
-            return None
-        return TriedPlan(one, why=no_less(bound, self.best), least=bound)
-
-    def meaning(self, one: Plan) -> Assignment:
-        return assignment(one, self.model, grids_of(one, self.ranks, self.model))
-
-
-def _limit(given: Plan, memory: float | None, ranks: int | None, model: nn.Module) -> tuple[float | None, str]:
+def _limit(given: PlanText, memory: float | None, device: Device) -> tuple[float | None, str]:
     """Bytes of a rank within which to stay, and a remark where nobody gave them: those of the cluster's device."""
     said = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
     for limit in said:
         if limit is not None:
             return limit, ""
-    device = device_of(given, ranks, model)
     if device.room == inf:
         return None, ""
     return device.room, f"  # {room(device)}"
 
 
-def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
+def _given(said: PlanText | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:
     """The plan that is to be filled in; one without a grid, or none, gets that of the cluster's levels."""
-    said = as_plan(plan)
     if said is None:
         return Plan.read(_grid(which, ranks))
     if any(isinstance(line, Grid) for line in said.statements):
@@ -257,11 +200,21 @@ def _given(plan: Plan | str | Path | None, which: Cluster | str | Path | None, r
 
 def _grid(which: Cluster | str | Path | None, ranks: int | None) -> str:
     """A grid with an axis `data`, along which batches are cut, and inside of hosts `tensor` where there are several."""
+    kind, size, node = _ranks_of(None, which, ranks)
+    if node == 1 or size <= node or size % node:
+        return f"grid {kind} (data={size})"
+    return f"grid {kind} (data={size // node}, tensor={node})"
+
+
+def _ranks_of(said: PlanText | None, which: Cluster | str | Path | None, ranks: int | None) -> tuple[str, int, int]:
+    """The kind of device, how many ranks there are, and how many of them in a node."""
     card = card_here()
     cards = card.count if card else 0
     here = default_cluster(card.name if card else "cpu")
     there = here if which is None else which if isinstance(which, Cluster) else cluster(which)
     kind = there.device.type
+    if ranks is None and said is not None:
+        ranks = _said_ranks(said)
     if which is None:
         ranks = ranks or world().size
     if ranks is None and kind == "cpu":
@@ -273,7 +226,11 @@ def _grid(which: Cluster | str | Path | None, ranks: int | None) -> str:
     # Hosts of unequal numbers of ranks have no axis of their own.
     node = ranks or 1 if not several else 1 if there.levels[0].groups else there.levels[0].size
     known = which is not None and "*" in str(which)
-    size = ranks or (there.capacity[-1] if known else min(node, cards) if which is None and cards else node)
-    if node == 1 or size <= node or size % node:
-        return f"grid {kind} (data={size})"
-    return f"grid {kind} (data={size // node}, tensor={node})"
+    return kind, ranks or (there.capacity[-1] if known else min(node, cards) if which is None and cards else node), node
+
+
+def _said_ranks(said: PlanText) -> int | None:
+    """The ranks of a grid all of whose sizes are said."""
+    axes = [axis for s in said.statements if isinstance(s, Grid) for axis in s.axes if axis.folds is None]
+    sizes = [axis.size for axis in axes if isinstance(axis.size, int)]
+    return prod(sizes) if axes and len(sizes) == len(axes) else None

@@ -116,7 +116,7 @@ def test_a_check_needs_no_values_and_no_devices_and_changes_nothing() -> None:
         ("grid (a=2, b=2)\npipe layers over a, 4 micro-batches\n**: a=S(0)", "layers are at places of a"),
         ("grid (a=2, b=2)\npipe layers over a, 4 micro-batches\nplace layers.0 at a=0", "among the layers"),
         ("grid (a=4)\npipe layers over a, 4 micro-batches", "3 layers cannot be 4 chunks"),
-        ("grid (a=4)\nseek a", "seek is not built yet"),
+        ("grid (a=4)\nseek a", "seek leaves degrees to the planner"),
         ("grid (a=4)\ninput y <- a=S(0)", "there is no such argument"),
         ("grid (a=4)\nlimit memory 100 B", "no plan fits"),
     ],

@@ -154,6 +154,17 @@ def test_cards_are_rented_by_their_names(where: Path, capsys: pytest.CaptureFixt
     assert checked["prediction"] == found["prediction"]
 
 
+def test_degrees_are_looked_for(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, "plan", "mine.py:twins", "--gpus", "8xH100", "--seek", "--memory", "60", "-o", "found.plan")
+    assert "grid cuda (" in said
+    assert "pipelines: the layers that repeat are in no one list" in said
+    assert "expect memory <= 60 GiB" in Path("found.plan").read_text()
+    Path("open.plan").write_text("grid cuda (data=?, tensor=2)\nseek micro-batches\n")
+    found = json.loads(told(capsys, "plan", "mine.py:twins", "open.plan", "--gpus", "8xH100", "--json"))
+    assert "grid cuda (data=4, tensor=2)" in found["plan"]
+    assert found["file"] == "Twins.plan"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -166,6 +177,8 @@ def test_cards_are_rented_by_their_names(where: Path, capsys: pytest.CaptureFixt
         (["zero.plan", "--memory", "2"], "write it there, as in expect memory <= 2.0 GiB"),
         (["zero.plan", "--dtype", "bf16"], "write it there, as in cast ** to bf16"),
         (["zero.plan", "-o", "other.plan"], "-o other.plan is for what is looked for"),
+        (["zero.plan", "--seek"], "write it there, as in seek pipe, data, tensor"),
+        (["missing.plan", "--seek"], "missing.plan"),
         (["--memory", "0"], "--memory 0.0 is no room"),
         (["--total-tokens", "0"], "--total-tokens 0.0 is no training"),
         (["--total-tokens", "nan"], "--total-tokens nan is no training"),

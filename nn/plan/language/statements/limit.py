@@ -39,7 +39,7 @@ class Limit(Statement):
 
 @dataclass(frozen=True)
 class Seek(Statement):
-    """Degrees and marks that the planner is to look for."""
+    """Degrees and other choices that the planner is to look for."""
 
     what: tuple[str, ...]
 
@@ -71,6 +71,6 @@ THING: /[^\W\d][\w-]*/
         raise LineFault(
             self,
             "what",
-            "seek is not built yet: degrees and schedules are not looked for\n"
-            "  say them, as in grid (pipe=2, data=*) and pipe ... by 1f1b, 8 micro-batches",
+            "seek leaves degrees to the planner, and a step needs them\n"
+            "  find them first, found = flow.plan(model, batch, plan=...), and give plan=found",
         )

@@ -12,7 +12,8 @@ import sbpflow as flow
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import priced_by
 from sbpflow.nn.plan.search.candidates import candidates, resting
-from sbpflow.nn.plan.search.planner import FoundPlan, _Trying
+from sbpflow.nn.plan.search.planner import FoundPlan
+from sbpflow.nn.plan.search.trying import Trying
 
 GRID = "grid cuda (data=2, tensor=4)"
 
@@ -87,7 +88,7 @@ def test_what_rests_alone_takes_too_much_is_not_planned() -> None:
     model, batch = small("llama")
     with priced_by("h100x8"):
         plan = flow.Plan.read(GRID)
-        trying = _Trying(model, batch, None, None, None, 1.0)
+        trying = Trying(model, batch, None, None, None, 1.0)
         whole = next(one for one in candidates(plan, model) if one.name == "data parallel")
         trained = dict(model.named_parameters())
         least = resting(trying.meaning(whole.plan), model, 2, trained)

@@ -1,0 +1,184 @@
+"""The degrees that a plan leaves open: axes of its grid, micro-batches, schedules, and whether blocks run again.
+
+Every combination is a plan of its own in the plan language. Tensors are cut inside of a node, stages stand outermost,
+and samples are cut between: neighbours have the quicker links, and the more is moved, the nearer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..language.plan_text import PlanText
+from ..language.statements import Accumulate, Grid, Limit, Pipe, Rest, Seek, TakePlan
+
+__all__ = ["AXES", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
+
+AXES = ("pipe", "data", "tensor")
+THINGS = (*AXES, "micro-batches", "schedule", "recompute")
+CHUNKS = (2, 3, 4)  # of a device, under schedules that have several
+MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A schedule with so many chunks a device."""
+
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.schedule} v={self.chunks}" if self.schedule == "interleaved" else self.schedule
+
+
+PIPELINES = (Pipeline(), *(Pipeline("interleaved", v) for v in CHUNKS), Pipeline("zb_h1"), Pipeline("zb_v", 2))
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """One choice: sizes of the axes, micro-batches, by which schedule, and whether all blocks run again; `spread` has
+    weights and gradients in pieces over `data` too, as ZeRO-3 does."""
+
+    pipe: int
+    data: int
+    tensor: int
+    micro_batches: int
+    by: Pipeline = Pipeline()
+    again: bool = False
+    spread: bool = False
+
+    def __str__(self) -> str:
+        axes = [f"{name}={size}" for name in AXES if (size := getattr(self, name)) > 1]
+        parts = f"{self.micro_batches} micro-batches" if self.micro_batches > 1 else "one micro-batch"
+        by = f" under {self.by}" if self.pipe > 1 else ""
+        more = (", weights in pieces" * self.spread) + (", blocks run again" * self.again)
+        return f"{', '.join(axes) or 'one rank'}, {parts}{by}{more}"
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of a number.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices that a plan leaves open: on so many ranks, so many in a node, for a batch of so many samples.
+
+    `sizes` has the axes that the plan names; None is a size that is looked for. `blocks` is the pattern of the layers
+    that repeat, "" where none do; `layers` the path of their list, "" where they are in several, and `count` how many
+    these are.
+    """
+
+    given: PlanText
+    kind: str
+    ranks: int
+    node: int
+    batch: int
+    blocks: str
+    layers: str
+    count: int
+    sizes: dict[str, int | None]
+    seeks: frozenset[str]
+
+    def every(self) -> Iterator[Degrees]:
+        """All choices without schedules but the first, and without blocks that run again."""
+        for tensor in self.tensors:
+            for pipe in self.pipes(tensor):
+                data = self.ranks // tensor // pipe
+                if self.sizes.get("data", data) in (None, data) and self.batch % data == 0:
+                    for parts in self.parts(self.batch // data):
+                        if pipe == 1 or parts > 1:
+                            yield Degrees(pipe, data, tensor, parts, again=False)
+
+    @property
+    def tensors(self) -> list[int]:
+        """The sizes of `tensor`, the largest first: weights of fewer ranks take more of each."""
+        size = self.sizes.get("tensor", 1)
+        return [size] if size else [n for n in reversed(divisors(min(self.node, self.ranks))) if self.ranks % n == 0]
+
+    def pipes(self, tensor: int) -> list[int]:
+        size, left = self.sizes.get("pipe", 1), self.ranks // tensor
+        if size:
+            return [size] if left % size == 0 else []
+        return [n for n in divisors(left) if n <= self.count] if self.layers else [1]
+
+    def parts(self, samples: int) -> list[int]:
+        """The micro-batches into which so many samples of a rank are cut."""
+        said = self.said
+        if said is not None:
+            return [said] if samples % said == 0 else []
+        if "micro-batches" not in self.seeks:
+            return [1]
+        return [samples // n for n in divisors(samples) if n <= MOST_SAMPLES and n & (n - 1) == 0]
+
+    @property
+    def said(self) -> int | None:
+        return self.said_of(self.given)
+
+    @staticmethod
+    def said_of(given: PlanText) -> int | None:
+        """The micro-batches that a plan itself says."""
+        found = (s.micro_batches for s in given.statements if isinstance(s, Accumulate | Pipe))
+        return next((many for many in found if many is not None), None)
+
+    def pipelines(self, of: Degrees) -> Sequence[Pipeline]:
+        """The schedules that can be used for a choice."""
+        if of.pipe == 1 or "schedule" not in self.seeks:
+            return (Pipeline(),)
+        return [
+            by
+            for by in PIPELINES
+            if by.chunks == 1 or (self.count % (of.pipe * by.chunks) == 0 and of.micro_batches % of.pipe == 0)
+        ]
+
+    @property
+    def open_rest(self) -> bool:
+        """Whether the plan says nothing of weights."""
+        return not any(isinstance(s, Rest | TakePlan) for s in self.given.statements)
+
+    @property
+    def may_run_again(self) -> bool:
+        return "recompute" in self.seeks and bool(self.blocks)
+
+    def text(self, of: Degrees, *, sample: bool = False) -> str:
+        """The plan of a choice; a `sample` keeps to a simple schedule, whatever the plan says."""
+        lines = [f"grid {self.kind} ({', '.join(self._axes(of))})"]
+        if self.open_rest:
+            lines += self._rests(of)
+        lines += [line.text for line in self.given.lines if not isinstance(line.statement, Grid | Seek | Limit | Pipe)]
+        if of.pipe > 1 or (self._pipe is not None and "pipe" in self.sizes):
+            lines.append(self._piped(of, sample))
+        elif of.micro_batches > 1 and not any(isinstance(s, Accumulate) for s in self.given.statements):
+            lines.append(f"{of.micro_batches} micro-batches")
+        if of.again:
+            lines.append(f"recompute {self.blocks}")
+        return "\n".join(lines)
+
+    @property
+    def _pipe(self) -> Pipe | None:
+        return next((s for s in self.given.statements if isinstance(s, Pipe)), None)
+
+    def _axes(self, of: Degrees) -> list[str]:
+        """The axes of the grid: those that the plan names, and those of more than one rank."""
+        named = [s for s in self.given.statements if isinstance(s, Grid)]
+        folds = [str(axis) for s in named for axis in s.axes if axis.folds is not None]
+        said = {axis.name for s in named for axis in s.axes}
+        own = [f"{name}={size}" for name in AXES if (size := getattr(of, name)) > 1 or name in said]
+        return [*(own or ["data=1"]), *folds]
+
+    def _rests(self, of: Degrees) -> Iterator[str]:
+        """How weights rest: cut along `tensor` as the chooser likes, states in pieces over `data`."""
+        if of.tensor > 1:
+            yield "{weights,grads,states} **: tensor=?"
+        if of.data > 1:
+            yield "**: data=S(0)" if of.spread else "states **: data=S(0)"
+
+    def _piped(self, of: Degrees, sample: bool) -> str:
+        said = self._pipe
+        path, over = (said.path, said.over) if said is not None else (self.layers, "pipe")
+        by: object = of.by
+        if said is not None and "schedule" not in self.seeks and not sample:
+            by = " ".join([said.schedule, *(f"{name}={many}" for name, many in said.marks)])
+        return f"pipe {path} over {over} by {by}, {of.micro_batches} micro-batches"

@@ -1,0 +1,103 @@
+"""What a first, a middle and a last layer take of a micro-batch: seconds, bytes that rest, and bytes that are kept.
+
+They are those of a plan of a model of three layers, each a stage of its own: what is before the layers is in the first,
+and what is behind them in the last. Signatures are those that the chooser finds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from ....actors.schedules.pipeline import Costs
+from ...graph.run.costs import step_costs
+from ...graph.run.task_memory import memory_of_tasks
+from ...graph.step import Step
+
+__all__ = ["LAYERS", "LayerFigures", "StageFigures"]
+
+LAYERS = 3
+PARTS = ("forward", "backward", "weight", "exchange")
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """Seconds of a micro-batch by part, of the hop to the next, of an update; bytes of weights, gradients and states,
+    kept of each micro-batch, and `passing` while a task runs; and how many weights these are."""
+
+    forward: float
+    backward: float
+    weight: float
+    exchange: float
+    hop: float
+    update: float
+    parameters: int
+    gradients: int
+    states: int
+    kept: int
+    passing: int
+    tensors: int  # weights, each of which is gathered by itself
+
+    def __add__(self, other: "LayerFigures") -> "LayerFigures":
+        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return LayerFigures(**{**both, "passing": max(self.passing, other.passing), "hop": max(self.hop, other.hop)})
+
+    def times(self, n: int) -> "LayerFigures":
+        """Those of so many layers."""
+        same = {"passing", "hop"}
+        return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in same else n) for f in fields(self)})
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of a micro-batch."""
+        return self.forward + self.backward + self.weight + 2 * self.exchange
+
+    @property
+    def held(self) -> int:
+        """Bytes, with those of one micro-batch."""
+        return self.parameters + self.gradients + self.states + self.kept + self.passing
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(self.forward, self.backward, self.weight, self.hop, self.kept, exchange=self.exchange)
+
+
+class StageFigures(NamedTuple):
+    """Those of a layer with all that is before it, of one between, and of one with all behind it."""
+
+    first: LayerFigures
+    middle: LayerFigures
+    last: LayerFigures
+
+    @classmethod
+    def of(cls, step: Step) -> "StageFigures":
+        """Those of a step of three layers, each a stage."""
+        pieces = step.plan.pieces
+        assert pieces is not None
+        one, held = pieces.first, step.held()
+        with one.graph.priced():
+            costs, updates = pieces.costs(), step_costs(one.graph, one.decided)
+        made: dict[int, LayerFigures] = {}
+        for ranks, memory in memory_of_tasks(one.variant, 0, regather=True):
+            (chunk,) = memory.chunks
+            mine, rest = memory.chunks[chunk], held[ranks[0]]
+            update = sum(seconds for name, seconds in updates.items() if ranks[0] in one.graph.layout(name).placement)
+            spent = {part: getattr(costs[chunk], part) for part in (*PARTS, "hop")}
+            bytes: Mapping[str, int] = {
+                "parameters": rest.parameters,
+                "gradients": rest.gradients,
+                "states": rest.states,
+                "kept": mine.kept[None],
+                "tensors": sum(ranks[0] in one.graph.layout(name).placement for name in updates),
+                "passing": max(mine.passing.values()) + mine.sums - min(mine.sums, rest.gradients),
+            }
+            here = LayerFigures(**spent, update=update, **bytes)
+            made[chunk] = max(here, made.get(chunk, here), key=lambda one: one.held)  # ranks may have unlike pieces
+        return cls(*(made[chunk] for chunk in sorted(made)))
+
+    def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
+        """A stage of so many layers. One with both ends has what is in neither once."""
+        if first and last:
+            return self.first + self.last + self.middle.times(layers - 2)
+        if first or last:
+            return (self.first if first else self.last) + self.middle.times(layers - 1)
+        return self.middle.times(layers)

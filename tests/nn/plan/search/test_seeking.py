@@ -1,0 +1,294 @@
+"""Degrees that a plan leaves open: what is found, how near the best of all it is, and what cannot be asked for."""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sbpflow as flow
+from sbpflow.nn.plan.check import priced_by
+from sbpflow.nn.plan.language.statements import Limit, Pipe
+from sbpflow.nn.plan.search.degrees import Degrees, Pipeline, Space
+from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
+from sbpflow.nn.plan.search.open_degrees import space_of
+from sbpflow.nn.plan.search.planner import FoundPlan
+from sbpflow.nn.plan.search.seeking import Seeking
+from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
+from sbpflow.nn.plan.search.trying import Trying
+
+ALL = "seek pipe, data, tensor, micro-batches, schedule, recompute"
+WIDTH, WORDS, LENGTH = 512, 1024, 256
+
+
+class Block(nn.Module):
+    """Attention and a perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = self.qkv(self.norm(x)).unflatten(-1, (8, -1)).transpose(1, 2)
+        query, key, value = packed.chunk(3, -1)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        found: Tensor = x + self.down(F.gelu(self.up(x)))
+        return found
+
+
+class Net(nn.Module):
+    """A language model of some layers."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Block() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def made(layers: int = 6, samples: int = 16) -> tuple[Net, Tensor]:
+    with torch.device("meta"):
+        return Net(layers), torch.zeros(samples, LENGTH, dtype=torch.long)
+
+
+def found(text: str = ALL, ranks: int = 8, cluster: str = "h100x8*1", **more: object) -> FoundPlan:
+    model, tokens = made()
+    given: dict[str, object] = {"ranks": ranks, "cluster": cluster, "loss_fn": loss_of, **more}
+    return flow.plan(model, tokens, plan=text, **given)  # type: ignore[arg-type]
+
+
+def searching(text: str, model: nn.Module, tokens: Tensor, told: Callable[[str], object] = str) -> Seeking:
+    space = space_of(flow.Plan.read(text), model, len(tokens), "cuda", 8, 8)
+    return Seeking(space, Trying(model, tokens, loss_of, None, 8, None), told, loss_fn=loss_of, optimizers=[])
+
+
+def test_what_is_found_says_all_and_reads_back_to_the_same_step() -> None:
+    plan = found()
+    model, tokens = made()
+    again = flow.Plan.read(plan.text).check(model, tokens, cluster="h100x8*1", ranks=8, loss_fn=loss_of)
+    assert again.seconds == plan.checked.seconds
+    assert again.memory == plan.checked.memory
+    assert "seek" not in plan.text.replace("# ", "")
+    assert plan.prediction.ranks == 8
+    assert all(one.why for one in plan.runners_up)
+
+
+@pytest.mark.sweep
+def test_no_choice_is_more_than_three_percent_better() -> None:
+    """Of all choices, each planned in full."""
+    model, tokens = made()
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        seeking.run()
+        best = seeking.trying.best
+        assert best is not None
+        space = seeking.space
+        every = chain.from_iterable(seeking.variants(at) for at in space.every())
+        for at in every:
+            for by in space.pipelines(at):
+                one = Degrees(at.pipe, at.data, at.tensor, at.micro_batches, by, spread=at.spread)
+                other = seeking.trying.add(seeking.candidate(one))
+                assert other.checked is None or other.seconds >= 0.97 * best.seconds, one
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "at",
+    [
+        Degrees(1, 8, 1, 2),
+        Degrees(1, 4, 2, 4),
+        Degrees(2, 4, 1, 4),
+        Degrees(2, 2, 2, 4),
+        Degrees(2, 4, 1, 4, Pipeline("interleaved", 3)),
+        Degrees(2, 4, 1, 4, Pipeline("zb_h1")),
+        Degrees(4, 2, 1, 8),
+        Degrees(4, 1, 2, 8),
+        Degrees(1, 8, 1, 2, spread=True),
+        Degrees(1, 8, 1, 2, again=True),
+        Degrees(2, 4, 1, 4, again=True),
+        Degrees(8, 1, 1, 16),
+        Degrees(1, 2, 4, 8),
+    ],
+    ids=str,
+)
+def test_estimates_are_near_what_the_same_plan_takes(at: Degrees) -> None:
+    """They set the order alone: of layers as small as these a fifth of seconds, and of bytes as much as gradients that
+    are not yet added up."""
+    layers = 8
+    model, tokens = made(layers)
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        seeking.add(iter([at]))
+        known = seeking.found[at]
+        tried = seeking.trying.add(seeking.candidate(at))
+    assert tried.checked is not None, tried.why
+    assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.2)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
+def figures(seconds: float) -> LayerFigures:
+    return LayerFigures(seconds, seconds, seconds, 0.0, 0.0, 0.0, 1, 1, 2, 3, 0, 1)
+
+
+def test_the_last_stage_has_fewer_layers_where_the_head_takes_as_long_as_some() -> None:
+    of = StageFigures(figures(1.0), figures(1.0), figures(3.0))
+    assert layers_of_stages(of, 14, 4) == [4, 4, 4, 2]
+    assert layers_of_stages(of, 14, 1) == [14]
+    assert sum(layers_of_stages(of, 7, 7)) == 7
+
+
+def test_a_stage_is_what_its_layers_are_and_ends_count_once() -> None:
+    of = StageFigures(figures(2.0), figures(1.0), figures(3.0))
+    assert of.stage(6, first=True, last=True).forward == 2 + 4 + 3
+    assert of.stage(6, first=True, last=False).forward == 2 + 5
+    assert of.stage(6, first=False, last=False).kept == 18
+
+
+def test_micro_batches_beyond_those_that_are_simulated_take_as_long_as_the_slowest_stage() -> None:
+    of = StageFigures(figures(1.0), figures(1.0), figures(1.0))
+    with priced_by("h100x8"):
+        links = links_over_data("cuda")
+        few, many = (estimate(of, 8, at, links(at)).seconds for at in (Degrees(4, 1, 1, 8), Degrees(4, 1, 1, 800)))
+    assert few == pytest.approx(6 * (8 + 3))  # two layers a stage, each 3 s of a micro-batch
+    assert many == pytest.approx(6 * (800 + 3))
+
+
+def test_what_the_plan_says_stays() -> None:
+    plan = found("grid cuda (pipe=2, data=?, tensor=2)\npipe layers over pipe by gpipe, 8 micro-batches")
+    pipe = next(line for line in plan.statements if isinstance(line, Pipe))
+    assert (pipe.schedule, pipe.micro_batches) == ("gpipe", 8)
+    assert "grid cuda (pipe=2, data=2, tensor=2)" in plan.text
+    assert "grid cuda (data=8)" in found("grid cuda (data=?)").text
+    rows = found("grid cuda (data=?, tensor=2)\nlayers.*.up.weight: tensor=S(0)\nlayers.*.down.weight: tensor=S(1)")
+    assert "layers.*.up.weight: tensor=S(0)" in rows.text
+
+
+def test_an_open_axis_alone_is_looked_for_with_no_other_choice() -> None:
+    plan = found("grid cuda (data=?, tensor=?)\n4 micro-batches")
+    assert "4 micro-batches" in plan.text
+    assert "recompute" not in plan.text
+
+
+def test_within_a_limit_blocks_run_again_and_nothing_is_found_below_all() -> None:
+    whole = found("grid cuda (data=?)\nseek recompute", memory=2**40)
+    least = min([whole.checked.memory, *(one.checked.memory for one in whole.runners_up if one.checked)])
+    tight = found("grid cuda (data=?)\nseek recompute", memory=0.8 * least)
+    assert "recompute layers.*" in tight.text
+    assert tight.checked.memory <= 0.8 * least < whole.checked.memory
+    with pytest.raises(flow.SbpError, match="fits into"):
+        found(f"{ALL}\n{Limit(2**20)}")
+
+
+def test_a_model_and_its_optimizer_stay_as_they_are() -> None:
+    model, tokens = made()
+    before = {name: id(part) for name, part in model.named_modules()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = flow.plan(
+        model, tokens, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=loss_of, optimizer=optimizer, memory=2**40
+    )
+    assert {name: id(part) for name, part in model.named_modules()} == before
+    assert len(model.layers) == 6
+    assert not [key for part in model.modules() for key in part.__dict__ if key.startswith("_sbpflow")]
+    assert len(optimizer.param_groups[0]["params"]) == len([*model.parameters()])
+    held = plan.checked.report.memory
+    assert held is not None
+    assert all(of.states == 0 for of in held.ranks.values())  # SGD without momentum keeps none
+
+
+class Branch(nn.Module):
+    """Layers that are unlike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.relu(self.first(x)))
+        return found
+
+
+def test_a_model_without_equal_layers_has_choices_too() -> None:
+    with torch.device("meta"):
+        model, x = Branch(), torch.empty(64, 64)
+    plan = flow.plan(model, x, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=lambda model, x: model(x).square().mean())
+    assert "pipe" not in plan.text
+    assert any("no one list" in one.why for one in plan.runners_up)
+
+
+def interrupted(at: str) -> Callable[[str], None]:
+    """A listener that presses Ctrl-C once, at the first line that begins so."""
+    left = [at]
+
+    def told(line: str) -> None:
+        if left and line.startswith(left[0]):
+            left.pop()
+            raise KeyboardInterrupt
+
+    return told
+
+
+@pytest.mark.parametrize("at", ["a layer with tensor=4", "data=", "pipe="])
+def test_who_interrupts_gets_the_best_so_far(at: str) -> None:
+    text = ALL if at != "pipe=" else "grid cuda (pipe=2, data=?)\nseek micro-batches"
+    assert found(text, told=interrupted(at)).checked.seconds > 0
+
+
+def test_who_interrupts_before_anything_is_known_ends_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        found(told=interrupted("a layer"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seek pipes", "does not look for pipes"),
+        ("grid cuda (data=8)\nseek data", "data=8 is said, and seek asks for data"),
+        ("grid cuda (data=?)\nseek tensor", "the grid has no such axis"),
+        ("grid cuda (context=2, data=?)", "does not look around an axis context"),
+        ("grid cuda (data=?, tensor=3)", "axes of 3 on 8 ranks"),
+        ("grid cuda (pipe=2, tensor=2)\nseek recompute", "axes of 4 on 8 ranks"),
+        ("grid cuda:[0-7] as (data=8)\nseek recompute", "axes of a placement are said"),
+        ("4 micro-batches\nseek micro-batches", "said, and looked for"),
+        ("recompute layers.*\nseek recompute", "said, and looked for"),
+    ],
+)
+def test_what_cannot_be_looked_for_is_an_error_that_names_its_line(text: str, said: str) -> None:
+    with pytest.raises(flow.SbpError, match=said) as raised:
+        found(text)
+    assert "line" in str(raised.value)
+
+
+def test_a_step_does_not_take_what_is_left_open() -> None:
+    model, tokens = made()
+    for text, said in (("grid (data=?)", "left to the planner"), ("grid (data=2)\nseek recompute", "flow.plan")):
+        with pytest.raises(flow.SbpError, match=said):
+            flow.Plan.read(text).check(model, tokens, ranks=2, loss_fn=loss_of)
+
+
+def all_of(space: Space) -> Iterator[Degrees]:
+    return (at for at in space.every())
+
+
+def test_choices_use_all_ranks_cut_samples_evenly_and_keep_tensors_inside_of_a_node() -> None:
+    model, _ = made(12)
+    space = space_of(flow.Plan.read(ALL), model, 64, "cuda", 64, 8)
+    every = [*all_of(space)]
+    assert all(at.pipe * at.data * at.tensor == 64 for at in every)
+    assert all(64 % (at.data * at.micro_batches) == 0 for at in every)
+    assert max(at.tensor for at in every) == 8
+    assert {at.pipe for at in every} == {1, 2, 4, 8}  # 12 layers
+    assert {str(by) for at in every for by in space.pipelines(at)} >= {"1f1b", "interleaved v=3", "zb_h1", "zb_v"}
