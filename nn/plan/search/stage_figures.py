@@ -1,4 +1,4 @@
-"""What a first, a middle and a last layer take of a micro-batch: seconds, bytes that rest, and bytes that are kept.
+"""Figures of stages: what a first, a middle and a last layer take of a micro-batch, in seconds and bytes.
 
 They are those of a plan of a model of three layers, each a stage of its own: what is before the layers is in the first,
 and what is behind them in the last. Signatures are those that the chooser finds.
