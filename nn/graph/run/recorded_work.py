@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....placement.device import current_stream, family, on_stream, side_stream
+from ....placement.device import family, on_stream, side_stream
 from ..compiler.generated_calls import Shards
 
 __all__ = ["RecordedWork", "copied"]
@@ -22,10 +22,8 @@ class RecordedWork:
         self.given = {name: tuple(map(torch.empty_like, shards)) for name, shards in given.items()}
         kind = family(device.type)
         self.graph: Any = getattr(kind.module, str(kind.graphs))()
-        stream, here = side_stream(device, "record"), current_stream(device)
         kind.module.synchronize(device)  # freed memory whose use nobody has waited for is not looked at while recording
-        stream.wait_stream(here)
-        with on_stream(stream):
+        with on_stream(side_stream(device, "record")):  # on which nothing runs: no other stream waits for it
             self.graph.capture_begin(capture_error_mode="thread_local")
             try:
                 self.made = work(self.given)
@@ -34,7 +32,6 @@ class RecordedWork:
                     self.graph.capture_end()
                 raise
             self.graph.capture_end()
-        here.wait_stream(stream)
 
     def takes(self, given: Mapping[str, Shards]) -> bool:
         """Whether arguments are such as were recorded."""
