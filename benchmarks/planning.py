@@ -2,6 +2,7 @@
 
     python benchmarks/planning.py [--quick] [--write]
     python benchmarks/planning.py --models [--write]       what flow.plan takes for models of transformers
+    python benchmarks/planning.py --degrees [--write]      the same where it looks for all degrees
 
 One process and no wire: planning is pure. Pairs are of signatures, S(0), S(1), B or P on each axis, for a matrix.
 """
@@ -21,6 +22,8 @@ from typing import TypeAlias
 import torch
 
 import sbpflow as flow
+from benchmarks.parts.found_degrees import CASES as CASES_OF_DEGREES
+from benchmarks.parts.found_degrees import degrees_rows
 from benchmarks.parts.found_plans import CASES, found_rows
 from sbpflow.sbp import Sbp
 
@@ -40,7 +43,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few pairs of each grid: whether all runs")
     parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
     parser.add_argument("--models", action="store_true", help="find plans of models of transformers instead")
+    parser.add_argument("--degrees", action="store_true", help="find degrees of models instead")
     options = parser.parse_args()
+    if options.degrees:
+        report = "\n".join(aligned(list(degrees_rows(CASES_OF_DEGREES[:1] if options.quick else CASES_OF_DEGREES))))
+        print(report)
+        if options.write:
+            write(report, "degrees")
+        return
     if options.models:
         report = "\n".join(aligned(list(found_rows(CASES[:1] if options.quick else CASES))))
         print(report)

@@ -3,6 +3,7 @@
 from torch import nn
 
 from ....placement.device import card_here
+from ....placement.errors import SbpError
 from ..language.plan_text import PlanText
 from ..language.statements import Accumulate, Grid, Pipe, Recompute, Seek
 from .candidates import layers_of
@@ -38,7 +39,13 @@ def space_of(given: PlanText, model: nn.Module, batch: int, kind: str | None, ra
         named.add(PARTS)  # a pipeline has some
     _checked(given, seek)
     kind = (grid.type if grid is not None else None) or kind or _kind()
-    return Space(given, kind, ranks, node, batch, blocks, path, count, sizes, frozenset(named))
+    space = Space(given, kind, ranks, node, batch, blocks, path, count, sizes, frozenset(named))
+    if next(space.every(), None) is None:
+        raise SbpError(
+            f"a batch of {batch} samples is cut evenly by no choice of degrees on {ranks} ranks\n"
+            f"  give a multiple of {ranks * (space.said or 1)}, or of fewer: what tensor and pipe do not take is data's"
+        )
+    return space
 
 
 def _sizes(given: PlanText, grid: Grid | None, named: set[str], ranks: int) -> dict[str, int | None]:

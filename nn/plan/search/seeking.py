@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....placement import Cluster, default_cluster, use_cluster
-from ....placement.errors import SbpflowError
 from ...graph.captures import Captures
 from ..check import Loss, arguments, planned_step, samples_of
 from ..plan import Plan
@@ -155,10 +154,10 @@ class Seeking:
                     captures=captures,
                 )
                 found = StageFigures.of(step)
-        except SbpflowError as error:
-            self.told(f"a layer of {at}: {str(error).partition(chr(10))[0]}")
+        except Exception as error:  # also of a model that does not run with fewer layers
+            self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
             return None
-        said = f"tensor={tensor}, {samples} samples{', run again' * again}"
+        said = f"tensor={tensor}, {samples} sample{'s' * (samples > 1)}{', run again' * again}"
         self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
         return found
 

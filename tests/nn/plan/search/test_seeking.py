@@ -1,6 +1,6 @@
 """Degrees that a plan leaves open: what is found, how near the best of all it is, and what cannot be asked for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow.nn.plan.check import priced_by
 from sbpflow.nn.plan.language.statements import Limit, Pipe
-from sbpflow.nn.plan.search.degrees import Degrees, Pipeline, Space
+from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
 from sbpflow.nn.plan.search.open_degrees import space_of
 from sbpflow.nn.plan.search.planner import FoundPlan
@@ -272,6 +272,32 @@ def test_what_cannot_be_looked_for_is_an_error_that_names_its_line(text: str, sa
     assert "line" in str(raised.value)
 
 
+def test_a_batch_that_nothing_cuts_evenly_is_an_error_that_says_which_would_do() -> None:
+    model, tokens = made(samples=5)
+    with pytest.raises(flow.SbpError, match=r"a batch of 5 samples .* on 8 ranks\n  give a multiple of 8"):
+        flow.plan(model, tokens, plan="grid cuda (data=?)", cluster="h100x8*1", ranks=8, loss_fn=loss_of)
+
+
+class Counted(Net):
+    """Layers by a number that is kept beside them."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for n in range(6):
+            x = self.layers[n](x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def test_a_model_that_does_not_run_with_fewer_layers_is_planned_in_full() -> None:
+    with torch.device("meta"):
+        model, tokens = Counted(6), torch.zeros(16, LENGTH, dtype=torch.long)
+    said: list[str] = []
+    plan = flow.plan(model, tokens, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=loss_of, told=said.append)
+    assert plan.checked.seconds > 0
+    assert any(line.startswith("no figures of layers") for line in said)
+
+
 def test_a_step_does_not_take_what_is_left_open() -> None:
     model, tokens = made()
     for text, said in (("grid (data=?)", "left to the planner"), ("grid (data=2)\nseek recompute", "flow.plan")):
@@ -279,16 +305,23 @@ def test_a_step_does_not_take_what_is_left_open() -> None:
             flow.Plan.read(text).check(model, tokens, ranks=2, loss_fn=loss_of)
 
 
-def all_of(space: Space) -> Iterator[Degrees]:
-    return (at for at in space.every())
-
-
-def test_choices_use_all_ranks_cut_samples_evenly_and_keep_tensors_inside_of_a_node() -> None:
+@pytest.mark.parametrize("ranks", [8, 64, 1024, 16384])
+def test_choices_use_all_ranks_cut_samples_evenly_and_keep_tensors_inside_of_a_node(ranks: int) -> None:
     model, _ = made(12)
-    space = space_of(flow.Plan.read(ALL), model, 64, "cuda", 64, 8)
-    every = [*all_of(space)]
-    assert all(at.pipe * at.data * at.tensor == 64 for at in every)
-    assert all(64 % (at.data * at.micro_batches) == 0 for at in every)
+    space = space_of(flow.Plan.read(ALL), model, ranks, "cuda", ranks, 8)
+    every = [*space.every()]
+    assert all(at.pipe * at.data * at.tensor == ranks for at in every)
+    assert all(ranks % (at.data * at.micro_batches) == 0 for at in every)
     assert max(at.tensor for at in every) == 8
     assert {at.pipe for at in every} == {1, 2, 4, 8}  # 12 layers
-    assert {str(by) for at in every for by in space.pipelines(at)} >= {"1f1b", "interleaved v=3", "zb_h1", "zb_v"}
+    assert {str(by) for at in every for by in space.pipelines(at)} >= {"1f1b", "interleaved v=3", "zb_h1"}
+
+
+def test_there_are_no_stages_where_all_fits_in_a_node() -> None:
+    assert "pipe" not in found().text
+
+
+@pytest.mark.sweep
+def test_more_ranks_never_take_longer_for_the_same_batch() -> None:
+    seconds = [found(ranks=ranks, cluster="h100x8*2").checked.seconds for ranks in (2, 4, 8, 16)]
+    assert seconds == sorted(seconds, reverse=True)

@@ -1,0 +1,120 @@
+"""The time and memory of finding all degrees of a model's plan, on meta and so many H100."""
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["CASES", "degrees_rows"]
+
+SEEK = "seek pipe, data, tensor, micro-batches, schedule, recompute"
+CAST = "cast ** to bf16\ncast {grads,states} ** to fp32"
+CASES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batch
+    *((model, cards, 8 * cards) for cards in (8, 64) for model in ("llama-3-8b", "mixtral-8x7b", "qwen3-30b-a3b")),
+    *((model, cards, 16 * cards) for cards in (8, 64) for model in ("t5-large", "vit-huge")),
+    ("gpt-3-175b", 1024, 1536),
+    ("llama-3-405b", 16384, 2048),
+)
+PUBLISHED = {
+    "gpt-3-175b": "grid cuda (pipe=8, data=16, tensor=8)",
+    "llama-3-405b": "grid cuda (pipe=16, data=128, tensor=8)",
+}
+COLUMNS = (
+    "model",
+    "cards",
+    "batch",
+    "processor s",
+    "wall s",
+    "process GiB",
+    "step",
+    "memory, GiB",
+    "published",
+    "plan",
+)
+
+
+def degrees_rows(cases: tuple[tuple[str, int, int], ...]) -> Iterator[tuple[str, ...]]:
+    """A row a case, with what the columns are. `published` is the step with a published grid, as many times that of
+    the answer, where everything else is looked for."""
+    yield COLUMNS
+    for case in cases:
+        command = [sys.executable, "-m", "benchmarks.parts.found_degrees", *map(str, case)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        yield tuple(said.strip().splitlines()[-1].split("|"))
+
+
+def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
+    """A model on meta, its batch and its loss."""
+    import torch
+    import transformers as t
+
+    from benchmarks.scale.models import loss_of, made
+    from benchmarks.scale.setting import Architecture
+
+    def words(length: int) -> torch.Tensor:
+        return torch.zeros(samples, length, dtype=torch.long)
+
+    trained: Mapping[str, Architecture] = {
+        "gpt-3-175b": Architecture("gpt", 96, 12288, 96, 51200, 2048),
+        "llama-3-405b": Architecture("llama", 126, 16384, 128, 128256, 8192, 53248, 8),
+    }
+    with torch.device("meta"):
+        if name in trained:
+            of = trained[name]
+            return made(of), (words(of.length), words(of.length)), loss_of
+        if name == "vit-huge":
+            sizes = t.ViTConfig(hidden_size=1280, num_hidden_layers=32, num_attention_heads=16, intermediate_size=5120)
+            images = {"pixel_values": torch.zeros(samples, 3, 224, 224), "labels": words(1)[:, 0]}
+            return t.ViTForImageClassification(sizes), images, None
+        model, length = {
+            "llama-3-8b": lambda: (
+                t.LlamaForCausalLM(
+                    t.LlamaConfig(hidden_size=4096, intermediate_size=14336, num_key_value_heads=8, vocab_size=128256)
+                ),
+                4096,
+            ),
+            "mixtral-8x7b": lambda: (t.MixtralForCausalLM(t.MixtralConfig(sliding_window=None)), 4096),
+            "qwen3-30b-a3b": lambda: (
+                t.Qwen3MoeForCausalLM(
+                    t.Qwen3MoeConfig(num_hidden_layers=48, head_dim=128, num_experts=128, moe_intermediate_size=768)
+                ),
+                4096,
+            ),
+            "t5-large": lambda: (
+                t.T5ForConditionalGeneration(
+                    t.T5Config(d_model=1024, d_ff=4096, num_layers=24, num_heads=16, decoder_start_token_id=0)
+                ),
+                512,
+            ),
+        }[name]()
+        return model, {"input_ids": words(length), "labels": words(length)}, None
+
+
+def _found(name: str, cards: int, samples: int) -> tuple[str, ...]:
+    import sbpflow as flow
+    from sbpflow.boxing.figures import duration
+
+    model, batch, loss = _model(name, samples)
+    cluster = f"h100x8*{cards // 8}"
+    start, wall = time.process_time(), time.perf_counter()
+    found = flow.plan(model, batch, plan=f"{CAST}\n{SEEK}", cluster=cluster, ranks=cards, loss_fn=loss)
+    spent, passed = time.process_time() - start, time.perf_counter() - wall
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    other = ""
+    if name in PUBLISHED:
+        text = f"{PUBLISHED[name]}\n{CAST}\nseek micro-batches, schedule, recompute"
+        there = flow.plan(model, batch, plan=text, cluster=cluster, ranks=cards, loss_fn=loss)
+        other = f"{there.checked.seconds / found.checked.seconds:.2f}"
+    return (
+        name,
+        str(cards),
+        str(samples),
+        *(f"{spent:.1f}", f"{passed:.1f}", f"{peak:.2f}"),
+        *(duration(found.checked.seconds), f"{found.checked.memory / 2**30:.1f}", other, found.found),
+    )
+
+
+if __name__ == "__main__":
+    print("|".join(_found(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
