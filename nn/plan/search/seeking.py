@@ -164,7 +164,8 @@ class Seeking:
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
         left, good, missed = self.ranked(), 0, 0
-        while left and good < TRIES and missed < MISSES:
+        misses = MISSES if self.fits(self.found[left[0]]) else 1  # where none may fit, one tells how far that is
+        while left and good < TRIES and missed < misses:
             one = left.pop(0)
             known, best = self.found[one], self.trying.best
             if best is not None and (known.seconds > (1 - NEAR) * best.seconds or not self.fits(known)):
