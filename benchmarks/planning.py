@@ -22,9 +22,7 @@ from typing import TypeAlias
 import torch
 
 import sbpflow as flow
-from benchmarks.parts.found_degrees import CASES as CASES_OF_DEGREES
-from benchmarks.parts.found_degrees import degrees_rows
-from benchmarks.parts.found_plans import CASES, found_rows
+from benchmarks.parts.found_plans import CASES, DEGREES, degrees_rows, found_rows
 from sbpflow.sbp import Sbp
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -46,7 +44,7 @@ def main() -> None:
     parser.add_argument("--degrees", action="store_true", help="find degrees of models instead")
     options = parser.parse_args()
     if options.degrees:
-        report = "\n".join(aligned(list(degrees_rows(CASES_OF_DEGREES[:1] if options.quick else CASES_OF_DEGREES))))
+        report = "\n".join(aligned(list(degrees_rows(DEGREES[:1] if options.quick else DEGREES))))
         print(report)
         if options.write:
             write(report, "degrees")
