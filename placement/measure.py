@@ -1,7 +1,7 @@
 """Measuring links where a run is: ranks in pairs exchange messages of several sizes, round by round, at once.
 
     under a launcher   measure_run()    all ranks of the job; each level of its hosts
-    without            measure(4)       so many processes of this machine, which are started for it
+    without            measure()        a process for each card of this machine, or two, which are started for it
 
 seconds of an exchange  =  latency + bytes / bandwidth
 
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from .cluster import Cluster, preset_here
 from .compute.hosts import devices_of, unlike
 from .compute.timing import KernelTime, kernel_times
-from .device import card_here, family
+from .device import DeviceFamily, card_here, family
 from .errors import PlacementError, TransportError
 from .hardware import Device
 from .network.fit import fit
@@ -64,7 +64,9 @@ class LinkTimes:
     def cluster(self) -> Cluster:
         """The preset of the devices with the levels, and the devices, that were found in place of its own."""
         preset = preset_here(self.type)
-        levels, links = measured_levels(self.hosts, self.links, preset.levels[0])
+        levels, links = preset.levels, preset.links
+        if self.links:
+            levels, links = measured_levels(self.hosts, self.links, preset.levels[0])
         many = ", ".join(f"{name} ({len(g)})" for name, g in zip(self.names, self.hosts.groups, strict=True))
         origin = f"measured {self.when} on {many}" if self.when else ""
         found = replace(preset, name="measured", levels=levels, links=links, origin=origin)
@@ -75,8 +77,10 @@ class LinkTimes:
     def __str__(self) -> str:
         found, preset = self.cluster(), preset_here(self.type)
         ranks = len(self.hosts.numbers)
-        lines = [f"links between {ranks} ranks on {counted(self.hosts.count, 'host')}, all sending at once"]
-        lines += ["  between             latency us     MB/s a rank   Mbit/s a wire"]
+        lines = []
+        if self.links:
+            lines = [f"links between {ranks} ranks on {counted(self.hosts.count, 'host')}, all sending at once"]
+            lines += ["  between             latency us     MB/s a rank   Mbit/s a wire"]
         for link in self.links:
             who = " - ".join(self.names[host] for host in link.hosts)
             who = f"ranks of {who}" if len(link.hosts) == 1 else who
@@ -123,8 +127,8 @@ def measure_run(*, kernels: bool = False) -> LinkTimes:
     card = card_here()
     device = card.device(None) if card else torch.device("cpu")
     try:
-        if card:  # NCCL makes its communicator with all ranks, and in a round some have no peer
-            dist.all_reduce(torch.zeros(1, device=device))
+        if card:
+            _made_together(device)
         found, left = timed(here.rank, here.run.hosts, device)
         times = _each_ranks(kernel_times(device, _meet)) if kernels else []
     except RuntimeError as error:
@@ -132,6 +136,11 @@ def measure_run(*, kernels: bool = False) -> LinkTimes:
     when = now()
     devices = devices_of(here.run.hosts, here.run.names, times, device.type, when) if times else ()
     return LinkTimes(here.run.hosts, here.run.names, found, device.type, when, left, devices)
+
+
+def _made_together(device: torch.device) -> None:
+    """NCCL makes its communicator with all ranks, and in a round some have no peer."""
+    dist.all_reduce(torch.zeros(1, device=device))
 
 
 def timed(rank: int, hosts: Hosts, device: torch.device) -> tuple[tuple[PairLink, ...], int]:
@@ -245,16 +254,17 @@ def _silent(rank: int, run: RunHosts, error: Exception) -> str:
     return f"the links were not measured: no answer of {who}\n  ended, stuck, or its host cannot be reached"
 
 
-def measure(ranks: int = 2, *, timeout: float = 120.0, kernels: bool = False) -> LinkTimes:
-    """Time exchanges between that many Gloo processes of this machine, and kernels where that is asked; no process
-    outlives the call.
+def measure(ranks: int | None = None, *, timeout: float = 120.0, kernels: bool = False) -> LinkTimes:
+    """Time exchanges between that many processes of this machine, and kernels where that is asked; no process outlives
+    the call.
 
+    Each process has a card of its own where there are cards, by default all of them. One card has its kernels alone.
     A process that fails, or a run of more than `timeout` seconds, raises TransportError with what it said.
     """
-    if ranks < 2:
-        raise PlacementError(f"cannot measure between {ranks} ranks\n  a transport needs at least 2")
+    kind = card_here() or family("cpu")
+    ranks = _checked(kind, ranks, kernels)
     with tempfile.TemporaryDirectory(prefix="sbpflow-measure-") as folder:
-        job = {"ranks": ranks, "folder": folder, "kernels": kernels}
+        job = {"ranks": ranks, "folder": folder, "kernels": kernels, "type": kind.name}
         # Not multiprocessing: spawn would run the caller's script a second time; fork breaks under threads.
         code = f"import importlib; importlib.import_module({__name__!r}).run_rank()"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -270,8 +280,21 @@ def measure(ranks: int = 2, *, timeout: float = 120.0, kernels: bool = False) ->
     links = tuple(PairLink(tuple(hosts), *figures) for hosts, *figures in said["links"])
     hosts, names, when = Hosts((0,) * ranks), ("this machine",), now()
     times = [[KernelTime(*time) for time in each] for each in said["times"]]
-    devices = devices_of(hosts, names, times, "cpu", when) if times else ()
-    return LinkTimes(hosts, names, links, when=when, devices=devices)
+    devices = devices_of(hosts, names, times, kind.name, when) if times else ()
+    return LinkTimes(hosts, names, links, kind.name, when, devices=devices)
+
+
+def _checked(kind: DeviceFamily, ranks: int | None, kernels: bool) -> int:
+    """How many processes measure, which these devices and what is asked of them allow."""
+    many = ranks if ranks is not None else kind.count if kind.card else 2
+    if many < 1 or (many == 1 and not (kind.card and kernels)):
+        raise PlacementError(f"cannot measure between {many} ranks\n  a transport needs at least 2")
+    if kind.card and many > kind.count:
+        raise PlacementError(
+            f"cannot measure between {many} ranks: this machine has {counted(kind.count, 'card')}, of {kind.title}\n"
+            f"  try --ranks {kind.count}"
+        )
+    return many
 
 
 def now() -> str:
@@ -305,13 +328,19 @@ def _end(process: "Popen[bytes]") -> None:
 def run_rank() -> None:
     """One measuring process: its job is the first argument, as JSON; rank 0 writes what it found."""
     job = json.loads(sys.argv[1])
-    rank, ranks, folder = job["rank"], job["ranks"], job["folder"]
+    rank, ranks, folder, kind = job["rank"], job["ranks"], job["folder"], family(job["type"])
     torch.set_num_threads(1)
+    device, backend = kind.device(rank), kind.backend
+    if kind.card:
+        kind.module.set_device(device)
+        backend = f"cpu:gloo,{kind.name}:{backend}"
     meet = Path(folder, "store").as_uri()  # a file, so that no port need be free
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     try:
-        links, _ = timed(rank, Hosts((0,) * ranks), torch.device("cpu"))
-        times = _each_ranks(kernel_times(torch.device("cpu"), _meet)) if job["kernels"] else []
+        if kind.card:
+            _made_together(device)
+        links, _ = timed(rank, Hosts((0,) * ranks), device)
+        times = _each_ranks(kernel_times(device, _meet)) if job["kernels"] else []
     finally:
         dist.destroy_process_group()
     if rank == 0:

@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def doctor(*, measuring: str | None, ranks: int | None, save: Path | None) -> None:
-    """Print what is here and what is missing, and measure: links of the run, or between so many local processes, and
-    what their devices reach; or the links alone."""
+    """Print what is here and what is missing, and measure: links of the run, or between local processes, and what
+    their devices reach; or the links alone."""
     from .placement.doctor import report
     from .placement.measure import measure, measure_run
 
@@ -55,7 +55,7 @@ def doctor(*, measuring: str | None, ranks: int | None, save: Path | None) -> No
         print(report())
         if not measuring:
             return
-        measured = measure(2 if ranks is None else ranks, kernels=measuring == "all")
+        measured = measure(ranks, kernels=measuring == "all")
         print(f"\n{measured}")
     if save is not None:
         measured.cluster().save(save)

@@ -15,11 +15,10 @@ from sbpflow.placement.device import family
 from sbpflow.placement.doctor import findings
 from sbpflow.placement.measure import measure_run
 from sbpflow.placement.network.hosts import Hosts
-from tests.gpu.test_boxing_cuda import nccl_hosts
+from tests.gpu.shared_card import answers, nccl_hosts
 from tests.ranks import Fresh
 
 from .host import as_on_host, batch, cross_entropy, net
-from .test_nccl import answers
 
 
 def test_the_doctor_names_cards_and_prices_by_them() -> None:

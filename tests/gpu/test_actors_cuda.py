@@ -13,7 +13,7 @@ from sbpflow.actors.runtime.channel import Link, TensorLink
 from sbpflow.actors.runtime.job import Work
 from sbpflow.actors.runtime.partition import cut
 from sbpflow.actors.runtime.runtime import Runtime
-from tests.gpu.test_boxing_cuda import nccl_hosts
+from tests.gpu.shared_card import nccl_hosts
 from tests.ranks import Fresh
 
 SIZE = 1 << 20

@@ -7,6 +7,7 @@ import torch
 
 import sbpflow as flow
 from sbpflow import B, P, S
+from tests.gpu.shared_card import nccl_hosts
 from tests.ranks import Fresh
 
 KINDS: list[flow.sbp.Sbp] = [S(0), S(1), B, P]
@@ -50,11 +51,6 @@ def test_a_move_between_host_and_card_keeps_the_value() -> None:
 def test_nccl_ranks_that_share_a_card_box_every_pair(fresh: Fresh, ranks: int) -> None:
     ends = fresh(ranks, every_pair_over_nccl, ranks, timeout=70.0, environment=nccl_hosts)
     assert [end.answer and end.answer.value for end in ends] == [len(PAIRS) * len(SHAPES)] * ranks
-
-
-def nccl_hosts(rank: int) -> dict[str, str]:
-    """NCCL refuses two ranks on one card of one host, and so is told that they are on two."""
-    return {"NCCL_HOSTID": f"host{rank}", "LOCAL_RANK": str(rank)}
 
 
 def every_pair_over_nccl(ranks: int) -> int:
