@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu as parts
+from benchmarks.predicted import models
 from tests.ranks import Fresh
 from tools import card_tests, gpu
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_all_parts_together_take_less_than_nine_minutes() -> None:
     assert sum(each.limit for each in gpu.PARTS) <= gpu.NINE_MINUTES
-    assert [each.name for each in gpu.PARTS] == ["tests", *parts.PARTS, "ordinary"]
+    assert {*parts.PARTS} < {each.name for each in (*gpu.PARTS, *gpu.MORE)}
 
 
 @pytest.mark.sampled(1)
@@ -50,6 +51,16 @@ def test_a_way_that_fails_is_told_and_the_others_go_on() -> None:
     assert gpu.broken(found)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("way", ["eager", "code"])
+def test_models_go_their_way_on_a_cpu(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM", "ROUNDS", "STEPS"):
+        monkeypatch.setattr(models, name, 1)
+    found = models.measured(models.CASES["BERT base, autocast"], way, "cpu", "cpu", small=True)
+    assert not gpu.broken({"model": found}), found
+    assert (f"{way}, predicted" in found) is (way != "eager")
+
+
 def part(name: str, code: str, limit: int = 60) -> gpu.Part:
     return gpu.Part(name, limit, ("-c", code))
 
@@ -76,10 +87,10 @@ def test_no_part_stops_another_and_all_is_written(
 def test_the_script_for_a_bare_machine_brings_wheels_along_and_hands_on_its_arguments(tmp_path: Path) -> None:
     """The tests for a card are all found without one."""
     environment = os.environ | {"PYTHON": sys.executable}
-    command = ["bash", str(ROOT / "tools" / "gpu.sh"), "--device", "cpu", "--only", "tests", "--out", str(tmp_path)]
+    command = ["bash", str(ROOT / "tools" / "gpu.sh"), "--device", "cpu", "--only", "moves", "--out", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads((tmp_path / "gpu.json").read_text())["parts"]["tests"]["said"]
+    said = json.loads((tmp_path / "gpu.json").read_text())["parts"]["moves"]["said"]
     assert "test_nccl_ranks_that_share_a_card_box_every_pair[4]" in said
     assert " tests collected" in said
 

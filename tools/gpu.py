@@ -26,40 +26,57 @@ NINE_MINUTES = 540
 
 @dataclass(frozen=True)
 class Part:
-    """A process: its name, the seconds it may take, the arguments of Python, and whether it prints times."""
+    """A process: its name, the seconds it may take, the arguments of Python, whether it prints times, and the further
+    arguments by which it goes its way on a CPU where it does not take --device."""
 
     name: str
     limit: int
     arguments: tuple[str, ...]
     times: bool = True
+    on_cpu: tuple[str, ...] = ()
 
 
 def part(name: str, limit: int) -> Part:
     return Part(name, limit, ("-m", "benchmarks.gpu", name))
 
 
-TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu")
+MEASURED = str(ROOT / "out" / "card.toml")
 ORDINARY = ("-m", "tools.card_tests", "tests/nn/tensors", "tests/nn/eager", "tests/nn/test_default_device.py")
+MARK = "SBPFLOW_GPU_PART"  # in the environment of a part and of all that it starts
+
+
+def tests(name: str, limit: int, *which: str) -> Part:
+    files = [f"tests/gpu/test_{each}_cuda.py" for each in which]
+    arguments = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *files)
+    return Part(name, limit, arguments, times=False, on_cpu=("--collect-only", "-q"))
+
+
 PARTS = (
-    Part("tests", 120, TESTS, times=False),  # boxing over NCCL by ranks that share the card, streams, events, actors
-    part("examples", 80),
+    tests("recorded", 50, "recorded"),
+    tests("training", 100, "training"),  # over NCCL by ranks that share the card
+    Part("doctor", 40, ("-m", "sbpflow", "doctor", "--measure", "--save", MEASURED), times=False),
+    Part("models", 140, ("-m", "benchmarks.predicted.models", MEASURED)),
+    tests("moves", 90, "boxing", "actors"),
+    part("graph", 60),
+    part("boxing", 30),
+    part("pipeline", 30),
+)
+MORE = (  # by name alone: they are seldom of news
     part("eager", 30),
-    part("graph", 70),
-    part("boxing", 50),
-    part("pipeline", 50),
-    Part("ordinary", 120, ORDINARY, times=False),  # some fail for what they are: what it says is to be read
+    part("examples", 80),
+    Part("ordinary", 120, ORDINARY, times=False, on_cpu=("--collect-only", "-q")),  # some fail for what they are
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--only", nargs="+", choices=[each.name for each in PARTS], metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in (*PARTS, *MORE)], metavar="NAME")
     parser.add_argument("--out", type=Path, default=ROOT / "out", metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="few rounds of little: whether all runs")
     parser.add_argument("--list", action="store_true", help="the parts and their limits, and nothing else")
     options = parser.parse_args()
-    chosen = [each for each in PARTS if not options.only or each.name in options.only]
+    chosen = [each for each in (*PARTS, *MORE) if each.name in options.only] if options.only else list(PARTS)
     if options.list:
         print("\n".join(f"{each.name:10} {each.limit:4} s  python {' '.join(each.arguments)}" for each in chosen))
         return 0
@@ -78,9 +95,9 @@ def main() -> int:
 
 def run(each: Part, device: str, quick: bool) -> dict[str, Any]:
     """How a part went: its state (well, failed or out of time), seconds, what it found, and the end of what it said."""
-    more = ["--device", device, *["--quick"] * quick] if each.times else ["--collect-only"] * (device == "cpu")
+    more = ["--device", device, *["--quick"] * quick] if each.times else each.on_cpu if device == "cpu" else ()
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    environment |= {"SBPFLOW_COLLECT_GPU": "1"} if device == "cpu" else {}
+    environment |= {MARK: f"{os.getpid()} {each.name}", **({"SBPFLOW_COLLECT_GPU": "1"} if device == "cpu" else {})}
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *each.arguments, *more],
@@ -89,13 +106,11 @@ def run(each: Part, device: str, quick: bool) -> dict[str, Any]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that its own processes end with it
     )
     try:
         said, state = process.communicate(timeout=each.limit)[0], "well"
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        ended(environment[MARK])
         said, state = process.communicate()[0], "out of time"
     if process.returncode and state == "well":
         state = "failed"
@@ -103,7 +118,15 @@ def run(each: Part, device: str, quick: bool) -> dict[str, Any]:
     if state == "well" and ((each.times and not rows) or any(broken(row) for row in rows)):
         state = "failed"
     seconds = time.monotonic() - start
-    return {"state": state, "seconds": round(seconds, 1), "found": rows, "said": said[-4000:]}
+    return {"state": state, "seconds": round(seconds, 1), "found": rows, "said": said[-20_000:]}
+
+
+def ended(mark: str) -> None:
+    """End a part and all that it started: a rank that is left waits on the card, and takes it from the next part."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def broken(row: dict[str, dict[str, Any]]) -> bool:

@@ -1,18 +1,19 @@
 """Six models on one device: a step as a cluster file predicts it, beside what it takes, and what eager torch takes.
 
-    torchrun --nproc-per-node 1 -m sbpflow doctor --measure --save card.toml
-    python -m benchmarks.predicted.models card.toml [--device cuda] [--quick] [--only gpt2 ...]
+    python -m sbpflow doctor --measure --save card.toml
+    python -m benchmarks.predicted.models card.toml [--device cuda] [--quick] [--only GPT-2 ...]
 
-Prints a line of JSON a model and way. Memory is the most that torch's allocator held in a step.
+Prints a line of JSON a model and way, {model: {what: [microseconds of each round]}}. Memory, in GB, is the most that
+torch's allocator held in a step.
 """
 
 import argparse
 import gc
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ import transformers as of
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.placement.cluster import preset_here
 
-WARM, ROUNDS = 3, 10
+WARM, ROUNDS, STEPS = 2, 3, 5
 Batch = dict[str, Tensor]
 
 
@@ -29,7 +31,7 @@ Batch = dict[str, Tensor]
 class Case:
     """A model, its batch, and in which dtype its weights are; those of float32 compute in bf16 by autocast."""
 
-    model: Callable[[bool], nn.Module]  # small or not
+    model: Callable[[bool], Any]  # small or not
     batch: Callable[[bool], Batch]
     dtype: torch.dtype = torch.bfloat16
 
@@ -50,38 +52,38 @@ def images(samples: int, side: int) -> Callable[[bool], Batch]:
     return made
 
 
-def llama(small: bool) -> nn.Module:
+def llama(small: bool) -> Any:
     own = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32}
     little = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     more: dict[str, Any] = {"num_key_value_heads": 4, "use_cache": False}
     return of.LlamaForCausalLM(of.LlamaConfig(vocab_size=128 if small else 32000, **(little if small else own), **more))
 
 
-def gpt2(small: bool) -> nn.Module:
+def gpt2(small: bool) -> Any:
     more: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128} if small else {}
     return of.GPT2LMHeadModel(of.GPT2Config(use_cache=False, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, **more))
 
 
-def bert(small: bool) -> nn.Module:
+def bert(small: bool) -> Any:
     little = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     more: dict[str, Any] = {**little, "vocab_size": 128} if small else {}
     return of.BertForMaskedLM(of.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **more))
 
 
-def vit(small: bool) -> nn.Module:
+def vit(small: bool) -> Any:
     large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
     little = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     return of.ViTForImageClassification(of.ViTConfig(num_labels=10, **(little if small else large)))
 
 
-def t5(small: bool) -> nn.Module:
+def t5(small: bool) -> Any:
     large = {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16}
     little = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128}
     more: dict[str, Any] = {"use_cache": False, "dropout_rate": 0.0, "decoder_start_token_id": 0}
     return of.T5ForConditionalGeneration(of.T5Config(**(little if small else large), **more))
 
 
-def mixtral(small: bool) -> nn.Module:
+def mixtral(small: bool) -> Any:
     own = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 16}
     little = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     more: dict[str, Any] = {"num_key_value_heads": 4, "num_local_experts": 8, "use_cache": False}
@@ -101,61 +103,61 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cluster", help="what `doctor --measure` wrote")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "cluster", help="what `doctor --measure` wrote; the preset of a card where there is no such file"
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="MODEL")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--quick", action="store_true", help="small models: whether all runs")
+    parser.add_argument("--quick", action="store_true", help="one small model, without a compiler: whether all runs")
     options = parser.parse_args()
-    for way in options.ways:
-        for name in options.only:
+    names, ways = (options.only[:1], ["eager", "code"]) if options.quick else (options.only, options.ways)
+    cluster = options.cluster if Path(options.cluster).is_file() else preset_here(options.device).name
+    for way in ways:  # those that compile come last
+        for name in names:
             try:
-                found = measured(CASES[name], way, options.device, options.cluster, options.quick)
+                found = measured(CASES[name], way, options.device, cluster, options.quick)
             except Exception as error:  # the others go on
-                found = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps({"model": name, "way": way, **found}), flush=True)
+                found = {way: f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+            print(json.dumps({name: found}), flush=True)
             gc.collect()
             if options.device == "cuda":
                 torch.cuda.empty_cache()
 
 
-def measured(case: Case, way: str, device: str, cluster: str, small: bool) -> dict[str, Any]:
-    """Seconds of a step, the most memory it takes, and what was predicted of both."""
+def measured(case: Case, way: str, device: str, cluster: str, small: bool) -> dict[str, list[float] | str]:
+    """Microseconds of steps, the most memory they take, and what was predicted of both."""
     torch.manual_seed(0)
-    model = case.model(small).to(device=device, dtype=case.dtype).train()
-    batch = {
-        name: x.to(
-            device=device, dtype=case.dtype if x.is_floating_point() and case.dtype != torch.float32 else x.dtype
-        )
-        for name, x in case.batch(small).items()
-    }
+    with torch.device(device):
+        model = case.model(small).to(case.dtype).train()
+        batch = {name: x.to(case.dtype) if x.is_floating_point() else x for name, x in case.batch(small).items()}
     begin = time.perf_counter()
     with flow.use_cluster(cluster):
         call, step = WAYS[way](model, case.dtype == torch.float32, device)
         call(batch)
         first = time.perf_counter() - begin
-        told = told_of(step) if step is not None else {}
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        told = told_of(way, step) if step is not None else {}
+    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     for _ in range(WARM):
         call(batch)
     wait()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
-    for _ in range(3):
+    for _ in range(ROUNDS):
         start = time.perf_counter()
-        for _ in range(2 if small else ROUNDS):
+        for _ in range(STEPS):  # the host may run ahead, as it does in training
             call(batch)
         wait()
-        times.append((time.perf_counter() - start) / (2 if small else ROUNDS))
+        times.append((time.perf_counter() - start) / STEPS * 1e6)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    return {"seconds": statistics.median(times), "least": min(times), "first": first, "peak": peak, **told}
+    return {way: times, f"{way}, first": [first * 1e6], f"{way}, GB": f"{peak / 1e9:.3f}", **told}
 
 
-def told_of(step: Any) -> dict[str, Any]:
+def told_of(way: str, step: Any) -> dict[str, list[float] | str]:
     report = step.explain()
     memory = max((one.total for one in report.memory.ranks.values()), default=0) if report.memory else 0
-    return {"predicted": report.predicted, "memory": memory}
+    return {f"{way}, predicted": [report.predicted * 1e6], f"{way}, GB predicted": f"{memory / 1e9:.3f}"}
 
 
 def loss_of(model: Any, **batch: Tensor) -> Any:

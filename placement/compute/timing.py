@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ..device import family
+from ..device import DeviceFamily, family
 
 __all__ = ["KernelTime", "kernel_times"]
 
@@ -86,13 +86,17 @@ def kernel_times(device: torch.device, together: Callable[[], None]) -> list[Ker
 
 
 def _mean(run: Callable[[], object], device: torch.device) -> float:
-    """Mean seconds of a kernel that runs again and again for a while. On a card its own clock tells, once: the queue is
-    never empty meanwhile, and nobody waits for a kernel."""
+    """Mean seconds of a kernel that runs again and again for a while. On a card its own clock tells, of one kernel how
+    many are a while, too: the host is done with a kernel long before the card is."""
     kind = family(device.type)
     if not kind.card:
         return _repeated(run, WHILE)
-    kind.module.synchronize()
-    many = max(1, int(WHILE / max(_repeated(run, 0.0), 1e-6)))
+    once = _by_card(kind, run, 1)
+    return _by_card(kind, run, max(1, int(WHILE / max(once, 1e-6))))
+
+
+def _by_card(kind: DeviceFamily, run: Callable[[], object], many: int) -> float:
+    """Mean seconds of so many kernels, one behind the other, by the clock of the card."""
     kind.module.synchronize()
     first, last = (kind.module.Event(enable_timing=True) for _ in range(2))
     first.record()

@@ -30,7 +30,7 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 def trained(plan: str) -> list[float]:
     flow.init(timeout=40)
     net = model()
-    step = flow.compile(net, loss, torch.optim.AdamW(net.parameters(), lr=0.05), plan=plan)
+    step = flow.compile(net, loss, torch.optim.AdamW(net.parameters(), lr=0.05), plan=plan, backend="code")
     return [float(step(batch(k))) for k in range(3)]
 
 
@@ -72,7 +72,7 @@ def killed(plan: str, at: int) -> str:
     """The last rank dies in its third step."""
     flow.init(timeout=20)
     net = model()
-    step = flow.compile(net, loss, torch.optim.SGD(net.parameters(), lr=0.05), plan=plan)
+    step = flow.compile(net, loss, torch.optim.SGD(net.parameters(), lr=0.05), plan=plan, backend="code")
     losses = [float(step(batch(k))) for k in range(2)]
     if int(os.environ["RANK"]) == at:
         os.kill(os.getpid(), 9)

@@ -1,6 +1,8 @@
 """Constants of a device by times of kernels."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -97,3 +99,28 @@ def test_kernels_of_this_machine_are_timed_by_all_at_once(monkeypatch: pytest.Mo
     assert len(met) == len(times)
     assert all(time.seconds > 0 for time in times)
     assert {time.kind for time in times} == {time.kind for time in of_a_device()}  # all that a fit goes by
+
+
+class Clock:
+    """A card's clock, which a kernel of ten milliseconds sets forward; the host is done with it at once."""
+
+    def __init__(self) -> None:
+        self.card, self.runs = 0.0, 0
+
+    def run(self) -> None:
+        self.card, self.runs = self.card + 10.0, self.runs + 1
+
+    def Event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(at=0.0, synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at", self.card)
+        event.elapsed_time = lambda other: other.at - event.at
+        return event
+
+    def synchronize(self) -> None: ...
+
+
+def test_a_kernel_runs_for_a_while_by_the_card_and_not_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(timing, "family", lambda kind: SimpleNamespace(card=True, module=clock))
+    assert timing._mean(clock.run, torch.device("cuda")) == pytest.approx(0.01)
+    assert clock.runs == 1 + timing.WHILE / 0.01
