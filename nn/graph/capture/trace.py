@@ -32,6 +32,7 @@ from ...model.fp8 import eights_of
 from ...model.recompute.recomputation import regions_by
 from .arguments import WrittenArguments
 from .caches import ResultWithCaches
+from .calls.causal_masks import without_causal_masks
 from .calls.derivatives import gradients
 from .calls.described_card import DescribedCard
 from .calls.gradient_hooks import hooked
@@ -358,7 +359,8 @@ class _Tracing:
 
     def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
         """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
-        whole = Logical((), tuple(self.tape.ops), result, tuple(self.losses), writes, rebuild)
+        ops = without_causal_masks(self.tape.ops)
+        whole = Logical((), ops, result, tuple(self.losses), writes, rebuild)
         whole = whole.needed(dict(enumerate(self.tape.fakes)))
         used = whole.ends.union(*(op.inputs for op in whole.ops))
         sources = {n: s for n, s in self.sources.items() if s.kind != "constant" or n in used}

@@ -95,7 +95,7 @@ def test_heads_of_keys_may_be_shared_and_other_axes_split_them() -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"before": 15}, "is no band"), ({"before": -1, "after": 3}, "no key at all"),
+        ({"before": 15}, "every query may see keys far away"), ({"before": -1, "after": 3}, "no key at all"),
         ({"before": 3, "dropout_p": 0.1}, "draws numbers"),
     ],
     ids=["wide", "blind", "dropout"],
