@@ -60,8 +60,9 @@ def no_loss(**options: Any) -> list[Tensor]:
 def test_a_step_is_the_same(way: Callable[..., list[Tensor]]) -> None:
     usual = way()
     assert usual
-    for overlap in (True, Folding(once=True, parts=2)):
-        assert all(map(torch.equal, usual, way(overlap=overlap)))
+    assert all(map(torch.equal, usual, way(overlap=True)))
+    # Parts of a micro-batch have fewer rows, whose products some processors add up in another order.
+    torch.testing.assert_close(way(overlap=Folding(once=True, parts=2)), usual, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("way", [one_stage, slices])
