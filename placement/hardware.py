@@ -56,6 +56,7 @@ class Calibration:
     source: str
     error: float
     attention: float | None = None  # of FLOP/s, in fused attention; None: as products
+    functions: float = 1.0  # times as long as its bytes take: a kernel of exponentials and the like
 
     def __post_init__(self) -> None:
         for name in ("product", "memory", "attention"):
@@ -65,6 +66,11 @@ class Calibration:
                     f"fitted constants cannot be: {name} = {share}\n"
                     f"  a share of the datasheet's figure is above 0 and at most 1, as in {name} = 0.78"
                 )
+        if not 1 <= self.functions < inf:
+            raise PlacementError(
+                f"fitted constants cannot be: functions = {self.functions}\n"
+                "  how many times as long as a sum of as many bytes exponentials take: 1 or more, as in functions = 2.5"
+            )
         for name, usual in (("launch", "3e-6 (seconds of a kernel)"), ("error", "0.05 (5 %, where it was fitted)")):
             if not 0 <= getattr(self, name) < inf:
                 raise PlacementError(
@@ -150,6 +156,7 @@ def least_fitted(kinds: Sequence[Device]) -> Calibration | None:
         "; ".join(dict.fromkeys(each.source for each in fitted)),
         max(each.error for each in fitted),
         min(shares),
+        max(each.functions for each in fitted),
     )
 
 

@@ -107,6 +107,7 @@ def _reached(host: str, device: Device) -> list[str]:
         lines.append(f"  {dtype:<18}  {peak * found.product / 1e9:>10.1f} GFLOP/s")
     lines.append(f"  {'memory':<18}  {device.memory_bandwidth * found.memory / 1e9:>10.1f} GB/s")
     lines.append(f"  {'launch':<18}  {found.launch * 1e6:>10.1f} us")
+    lines.append(f"  {'functions':<18}  {found.functions:>10.1f} times as long as their bytes")
     if found.attention is not None:
         lines.append(f"  {'attention':<18}  {found.attention * 100:>10.1f} % of the peak")
     return [*lines, f"  {'error':<18}  {found.error * 100:>10.1f} % in the median, on sizes that were left out"]

@@ -2,8 +2,9 @@
 
     seconds  =  FLOPs / rate  +  bytes / bandwidth  +  launch
 
-Each rate is that which makes relative errors small, given the others. Where the datasheet is that of the device its
-peaks stay, and the rates are shares of them; else the rates are the peaks, of which the device reaches all.
+Of exponentials the bytes so many times. Each rate is that which makes relative errors small, given the others. Where
+the datasheet is that of the device its peaks stay, and the rates are shares of them; else the rates are the peaks, of
+which the device reaches all.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ class _Rates:
 
     def __init__(self, launch: float, memory: float, products: dict[str, float], attention: float | None) -> None:
         self.launch, self.memory, self.products, self.attention = launch, memory, products, attention
-        self.host = 0.0
+        self.host, self.functions = 0.0, 1.0
 
     @classmethod
     def of(cls, times: Sequence[KernelTime]) -> "_Rates":
@@ -60,13 +61,17 @@ class _Rates:
             found.products[dtype] = _rate(mine, lambda time: time.flops, rest)
         if of.get("attention"):
             found.attention = _rate(of["attention"], lambda time: time.flops, rest)
+        if of.get("function"):
+            slower = _rate(of["function"], lambda time: time.bytes, lambda time: launch)
+            found.functions = max(1.0, memory / slower)
         found.host = max((time.bytes / time.seconds for time in of.get("copy", [])), default=0.0)
         return found
 
     def seconds(self, time: KernelTime) -> float:
         """The predicted seconds of a kernel."""
         rate = self.attention if time.kind == "attention" and self.attention else self.products.get(time.dtype, 1.0)
-        return time.flops / rate + time.bytes / self.memory + self.launch
+        slower = self.functions if time.kind == "function" else 1.0
+        return time.flops / rate + slower * time.bytes / self.memory + self.launch
 
     def device(self, sheet: Device, source: str, error: float, known: bool) -> Device:
         first = next(iter(self.products))  # that in which attention is timed
@@ -80,6 +85,7 @@ class _Rates:
             source=source,
             error=error,
             attention=share,
+            functions=self.functions,
         )
         host = self.host or sheet.host_bandwidth
         return replace(sheet, flops=peaks, memory_bandwidth=memory, host_bandwidth=host, fitted=constants)

@@ -1,12 +1,14 @@
-"""Times of kernels on one device: products by size, fused attention, pointwise ops, empty kernels, copies to the host.
+"""Times of kernels on one device: products by size, fused attention, sums, GELU, empty kernels, copies to the host.
 
 All ranks of a host run the same kernel at once, again and again for a while, as cores, caches and memory are shared in
 a step too. Of several runs the quickest counts, since other work on the machine only ever adds time.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from math import inf, prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from ..device import DeviceFamily, family
 
 __all__ = ["KernelTime", "kernel_times"]
 
-Kind = Literal["product", "attention", "pointwise", "launch", "copy"]
+Kind = Literal["product", "attention", "pointwise", "function", "launch", "copy"]
 WHILE = 0.05  # seconds of a run: long against the slices in which ranks share a core
 RUNS = 3
 
@@ -66,6 +68,8 @@ ELEMENTS = {
     False: [2**14, 2**16, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23],
     True: [2**20, 2**22, 2**24, 2**25, 2**26, 2**27],
 }
+# A step seldom reads what it has just read: bytes of inputs that are read in turn, more than caches hold, and how many.
+COLD, MOST = {False: 2**26, True: 2**28}, 256
 COPIED = {False: 2**23, True: 2**26}  # bytes
 
 
@@ -138,31 +142,55 @@ def _cases(device: torch.device) -> Iterator[_Case]:
         yield _Case("attention", dtype, flops, size, _attention(shape, dtype, device))
     for many in ELEMENTS[card]:
         yield _Case("pointwise", torch.float32, 0.0, 3.0 * many * 4, _sum(many, device))
+        yield _Case("function", torch.float32, 0.0, 2.0 * many * 4, _function(many, device))
     yield _Case("copy", torch.uint8, 0.0, COPIED[card], _copy(COPIED[card], device))
 
 
 def _product(rows: int, columns: int, inner: int, dtype: torch.dtype, device: torch.device) -> Make:
+    """The product of a layer, and in turn with it those of its backward."""
+
     def make() -> Callable[[], object]:
-        x, weight = (torch.randn(n, inner, device=device).to(dtype) for n in (rows, columns))
-        return lambda: F.linear(x, weight)
+        sizes = (rows, inner), (columns, inner), (rows, columns)
+        many = _copies(sum(a * b for a, b in sizes) * dtype.itemsize, device)
+        given = [tuple(torch.randn(size, device=device).to(dtype) for size in sizes) for _ in range(many)]
+        forms: list[Callable[..., object]] = [lambda x, w, g: F.linear(x, w), lambda x, w, g: g @ w]
+        forms.append(lambda x, w, g: g.t() @ x)
+        return _in_turn([partial(form, *each) for each in given for form in forms])
 
     return make
 
 
 def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Make:
-    def make() -> Callable[[], object]:
-        q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
-        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return make
+    return _of(3, shape, dtype, device, partial(F.scaled_dot_product_attention, is_causal=True))
 
 
 def _sum(many: int, device: torch.device) -> Make:
+    return _of(2, (many,), torch.float32, device, torch.add)
+
+
+def _function(many: int, device: torch.device) -> Make:
+    return _of(1, (many,), torch.float32, device, F.gelu)
+
+
+def _of(
+    inputs: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernel: Callable[..., object]
+) -> Make:
     def make() -> Callable[[], object]:
-        x, y = (torch.randn(many, device=device) for _ in range(2))
-        return lambda: torch.add(x, y)
+        many = _copies(inputs * prod(shape) * dtype.itemsize, device)
+        given = [[torch.randn(shape, device=device).to(dtype) for _ in range(inputs)] for _ in range(many)]
+        return _in_turn([partial(kernel, *each) for each in given])
 
     return make
+
+
+def _copies(size: int, device: torch.device) -> int:
+    """How many sets of inputs of so many bytes are read in turn, until the first is in no cache any more."""
+    return min(MOST, 1 + COLD[family(device.type).card] // max(size, 1))
+
+
+def _in_turn(kernels: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    each = cycle(kernels)
+    return lambda: next(each)()
 
 
 def _copy(size: int, device: torch.device) -> Make:

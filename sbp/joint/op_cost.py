@@ -66,7 +66,8 @@ def on_rank(call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie]) -> list[i
 def seconds(kernels: Kernels, held: Sequence[float], share: float, dtype: torch.dtype, device: Device) -> OpSeconds:
     """The seconds of one rank that holds so many bytes of each tensor, where so many share the FLOPs."""
     pace = share * rate(device, dtype, kernels.attention)
-    return OpSeconds(_spent(kernels.forward, held, pace, device), _spent(kernels.backward, held, pace, device))
+    ways = (_spent(way, held, pace, device, kernels.functions) for way in kernels[:2])
+    return OpSeconds(*ways)
 
 
 def option_seconds(
@@ -106,8 +107,10 @@ def dtype_of(call: Call) -> torch.dtype:
     return next((x.dtype for x in (*call.inputs, *call.outputs) if x.is_floating_point()), torch.float32)
 
 
-def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device) -> float:
+def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device, functions: bool) -> float:
     computing: float = way.flops / pace
     moving: float = sum(map(mul, way.traffic, held)) / bandwidth(device)
     fitted = device.fitted
-    return max(computing, moving) if fitted is None else computing + moving + way.launches * fitted.launch
+    if fitted is None:
+        return max(computing, moving)
+    return computing + moving * (fitted.functions if functions else 1.0) + way.launches * fitted.launch

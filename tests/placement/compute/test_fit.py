@@ -15,6 +15,7 @@ from sbpflow.placement.compute.timing import KernelTime, kernel_times
 from sbpflow.placement.network.hosts import Hosts
 
 LAUNCH, MEMORY, RATES, ATTENTION, HOST = 2e-6, 1e11, {"float32": 2e12, "float64": 5e11}, 5e11, 1e10
+FUNCTIONS = 2.5
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 
@@ -30,6 +31,8 @@ def of_a_device(slower: float = 1.0) -> list[KernelTime]:
         seconds = slower * (work / ATTENTION + size / MEMORY + LAUNCH)
         rows.append(KernelTime("attention", "float32", work, size, seconds))
         rows.append(KernelTime("pointwise", "float32", 0.0, 12.0 * n**2, slower * (12.0 * n**2 / MEMORY + LAUNCH)))
+        seconds = slower * (FUNCTIONS * 8.0 * n**2 / MEMORY + LAUNCH)
+        rows.append(KernelTime("function", "float32", 0.0, 8.0 * n**2, seconds))
     return [*rows, KernelTime("copy", "uint8", 0.0, 1e6, 1e6 / HOST)]
 
 
@@ -43,6 +46,7 @@ def test_shares_of_a_datasheet_come_back() -> None:
     fitted = found.fitted or Calibration(1, 1, 0, "", 0)
     figures = fitted.product, fitted.memory, fitted.launch, fitted.attention
     assert figures == pytest.approx((0.5, 0.5, LAUNCH, 0.125))
+    assert fitted.functions == pytest.approx(FUNCTIONS)
     assert fitted.source == "here"
     assert fitted.error == pytest.approx(0.0, abs=1e-9)
 
@@ -62,7 +66,11 @@ def test_the_error_is_that_of_sizes_that_were_left_out() -> None:
     products = [at for at, time in enumerate(times) if time.kind == "product"]
     for at in products[1::2]:
         times[at] = times[at]._replace(seconds=times[at].seconds * 1.25)
-    only = [time for time in times if time.kind != "attention" and (time.kind != "pointwise" or time.bytes < 1e5)]
+    only = [
+        time
+        for time in times
+        if time.kind not in ("attention", "function") and (time.kind != "pointwise" or time.bytes < 1e5)
+    ]
     fitted = fitted_device(SHEET, only, "here", known=True).fitted
     assert fitted is not None
     assert fitted.error == pytest.approx(0.2)

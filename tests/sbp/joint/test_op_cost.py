@@ -8,6 +8,7 @@ import torch
 from sbpflow.placement import Calibration, Device, cluster
 from sbpflow.sbp.call import Call
 from sbpflow.sbp.joint.op_cost import alone, bytes_of, dtype_of, rate, seconds
+from sbpflow.sbp.kernels.fused import FusedOp
 from sbpflow.sbp.kernels.kernels import kernels_of
 
 aten = torch.ops.aten
@@ -32,6 +33,17 @@ def test_both_ways_of_what_ranks_share() -> None:
     half = seconds(kernels, held, 2, torch.float32, FITTED)
     assert one.backward == pytest.approx(2 * one.forward)
     assert half.forward == pytest.approx((one.forward - 0.01) / 2 + 0.01)
+
+
+def test_exponentials_take_longer_than_their_bytes_where_somebody_has_timed_them() -> None:
+    call = Call(aten.gelu.default, (X,), {}, (X,))
+    moved = 2 * X.nbytes / 25
+    assert alone(call, FITTED) == pytest.approx(moved + 0.01)
+    slow = replace(FITTED, fitted=replace(CONSTANTS, functions=3.0))
+    assert alone(call, slow) == pytest.approx(3 * moved + 0.01)
+    assert alone(Call(aten.relu.default, (X,), {}, (X,)), slow) == pytest.approx(moved + 0.01)
+    fused = FusedOp((True,), (True,), 1.0).of(kernels_of(call))
+    assert seconds(fused, bytes_of(call), 1, torch.float32, slow).forward == pytest.approx(moved + 0.01)
 
 
 def test_rates_are_by_dtype_and_attention_has_its_own() -> None:
