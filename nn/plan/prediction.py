@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
+from ...boxing.graph.report.step_parts import bar, step_parts
 from ...placement import Cluster
 from ...placement.errors import SbpError
 from ...sbp.joint.op_cost import dtype_of
@@ -59,6 +60,11 @@ class Prediction:
         return self.checked.seconds
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of a step by what they are spent on, such as products, moves that nothing hides, or other stages."""
+        return step_parts(self.checked.report)
+
+    @property
     def tokens_per_second(self) -> float:
         """Words of all ranks; samples, where a batch has no words."""
         return self.tokens / self.seconds if self.seconds else 0.0
@@ -98,6 +104,7 @@ class Prediction:
             f"  step     {duration(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.tokens_per_second / self.ranks:,.0f} a device, {self.utilization:.1%} of the peak",
         ]
+        made += [f"  {'parts' if not at else '':8} {line}" for at, line in enumerate(bar(self.parts))]
         if report.memory:
             held = max(report.memory.ranks.values(), key=lambda one: one.total)
             kinds = ", ".join(f"{kind} {volume(getattr(held, kind))}" for kind in KINDS)
@@ -122,6 +129,7 @@ class Prediction:
             "samples": self.samples,
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "parts": self.parts,
             "tokens_per_second": self.tokens_per_second,
             "utilization": self.utilization,
             "memory": self.checked.memory,

@@ -5,7 +5,7 @@ from math import prod
 
 from ..call import Call
 
-__all__ = ["ATTENTION", "flops"]
+__all__ = ["ATTENTION", "PRODUCTS", "flops"]
 
 
 def flops(call: Call) -> float:
@@ -121,3 +121,4 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
     "aten::convolution": _convolution,
 }
+PRODUCTS = frozenset(_COUNTS) - ATTENTION

@@ -1,0 +1,72 @@
+"""Parts of a step's seconds, by what they are spent on, and the bar of them.
+
+    ###########################@@@@@@++++++====uu......
+    # products 58 %, @ attention 11 %, + other ops 12 %, = moves 8 %, u optimizer 2 %, . other stages 9 %
+
+They add up to the step. Of a pipeline they are those of a stage in the mean, and what is left is waiting for others.
+"""
+
+from collections.abc import Mapping
+from statistics import mean
+
+from ....sbp.kernels.flops import ATTENTION, PRODUCTS
+from ..physical import Op
+from .facts import GraphFacts
+
+__all__ = ["bar", "step_parts"]
+
+SIGNS = {
+    "products": "#",
+    "attention": "@",
+    "other ops": "+",
+    "moves": "=",
+    "optimizer": "u",
+    "the host": "h",
+    "other stages": ".",
+}
+
+
+def step_parts(facts: GraphFacts) -> dict[str, float]:
+    """Seconds of a step by part, without those that it has none of; empty where its seconds are not known."""
+    step = facts.predicted
+    if step is None or facts.compute is None:
+        return {}
+    found = dict.fromkeys(SIGNS, 0.0)
+    ops = {at: op for at, op in enumerate(facts.graph.steps) if isinstance(op, Op)}
+    made_by = {value.name: op for op in ops.values() for value in op.outputs}
+    for cost in facts.costs:
+        op = ops.get(cost.of) if isinstance(cost.of, int) else made_by.get(cost.of)
+        name = op.op._schema.name if op else ""
+        found["attention" if name in ATTENTION else "products" if name in PRODUCTS else "other ops"] += cost.seconds
+    course = facts.course
+    if course is None:
+        found |= {"optimizer": facts.update, "the host": facts.waiting}
+        found["moves"] = step - sum(found.values())
+    else:
+        busy = mean(seconds for _, seconds in course.stages)
+        share = min(course.micro_batches / len(course.stages), busy / facts.compute) if facts.compute else 0.0
+        found = {part: seconds * share for part, seconds in found.items()}
+        once = facts.update + facts.once
+        found["optimizer"] = course.once * facts.update / once if once else 0.0
+        found["moves"] = max(0.0, busy - share * facts.compute) + course.once - found["optimizer"] + facts.whole
+        found["other stages"] = step - sum(found.values())
+    return {part: seconds for part, seconds in found.items() if seconds > 1e-9 * step}
+
+
+def bar(parts: Mapping[str, float], width: int = 72) -> list[str]:
+    """A bar of so many signs, and what each of them stands for.
+
+    >>> print("\\n".join(bar({"products": 3.0, "moves": 1.0}, 8)))
+    ######==
+    # products 75 %, = moves 25 %
+    """
+    whole, drawn, line = sum(parts.values()), 0.0, ""
+    for part, seconds in parts.items():
+        drawn += seconds
+        line += SIGNS[part] * (round(width * drawn / whole) - len(line))
+    shares = (f"{SIGNS[part]} {part} {_percent(seconds / whole)}" for part, seconds in parts.items())
+    return [line, ", ".join(shares)]
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.01 else f"{share * 100:.1g} %"
