@@ -17,7 +17,7 @@ from ..explanations.step_report import explained
 from ..graph.choose.blocks_again import blocks_of_ops
 from ..graph.step import Step
 from .assignment import Assignment
-from .language.statements import AxisEntries, ExpectAtMost, Flow, Grid, GridAxis, Input, Kind, Limit, Rest, Seek
+from .language.statements import AxisEntries, DrawBy, ExpectAtMost, Flow, Grid, GridAxis, Input, Kind, Limit, Rest, Seek
 
 __all__ = ["answer"]
 
@@ -76,6 +76,8 @@ def _by_hand(step: Step) -> Iterator[str]:
         yield f"{options.micro_batches} micro-batches"
     elif options.piped:
         yield f"# by {options.policy.name}, {options.micro_batches} micro-batches"
+    if options.draws != "batch":
+        yield str(DrawBy(each=True))
 
 
 def _chosen(step: Step, given: Assignment | None, report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..language.plan_text import PlanText
-from ..language.statements import Accumulate, Grid, Limit, Pipe, Rest, Seek, TakePlan
+from ..language.statements import Accumulate, DrawBy, Grid, Limit, Pipe, Rest, Seek, Statement, TakePlan
 
 __all__ = ["AXES", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
 
@@ -68,7 +68,7 @@ class Space:
 
     `sizes` has the axes that the plan names; None is a size that is looked for. `blocks` is the pattern of the layers
     that repeat, "" where none do; `layers` the path of their list, "" where they are in several, and `count` how many
-    these are.
+    these are. Where the model `draws` random numbers, or may, micro-batches draw their own: those of a batch are held.
     """
 
     given: PlanText
@@ -81,6 +81,7 @@ class Space:
     count: int
     sizes: dict[str, int | None]
     seeks: frozenset[str]
+    draws: bool = True
 
     def every(self) -> Iterator[Degrees]:
         """All choices without schedules but the first, and without blocks that run again."""
@@ -150,11 +151,16 @@ class Space:
         lines += [line.text for line in self.given.lines if not isinstance(line.statement, Grid | Seek | Limit | Pipe)]
         if of.pipe > 1 or (self._pipe is not None and "pipe" in self.sizes):
             lines.append(self._piped(of, sample))
-        elif of.micro_batches > 1 and not any(isinstance(s, Accumulate) for s in self.given.statements):
+        elif of.micro_batches > 1 and not self._says(Accumulate):
             lines.append(f"{of.micro_batches} micro-batches")
+        if self.draws and (of.pipe > 1 or of.micro_batches > 1) and not self._says(DrawBy):
+            lines.append(str(DrawBy(each=True)))
         if of.again:
             lines.append(f"recompute {self.blocks}")
         return "\n".join(lines)
+
+    def _says(self, kind: type[Statement]) -> bool:
+        return any(isinstance(s, kind) for s in self.given.statements)
 
     @property
     def _pipe(self) -> Pipe | None:

@@ -12,9 +12,12 @@ from typing import TypeAlias
 
 from torch import nn
 
+from ....boxing.graph.physical import Op, Physical
+from ....sbp.call import Call
+from ....sbp.traits import traits
 from ...model.paths import met
 from ..check import Checked
-from ..language.statements import Accumulate, Pipe
+from ..language.statements import Accumulate, DrawBy, Pipe
 from ..plan import Plan
 from .candidates import Candidate, body, layers_of, leaves_all, opened
 
@@ -22,6 +25,7 @@ __all__ = ["in_parts", "last_ways", "offloading"]
 
 STATES = "offload states ** to cpu"
 MORE = 3  # plans between none and all
+LITTLE = 0.05  # of the limit, which random numbers of a batch may take
 DOUBLINGS = 4  # of the parts of a batch, from as few as could do
 
 Attempt: TypeAlias = Callable[[Candidate], Checked | None]
@@ -32,15 +36,29 @@ def in_parts(given: Plan, model: nn.Module, limit: float, whole: Checked, sample
     if any(isinstance(line, Accumulate | Pipe) for line in given.statements):
         return
     text, layers = opened(given), layers_of(model)
+    said = any(isinstance(line, DrawBy) for line in given.statements)
     first = "chosen" if leaves_all(given) else "as said"
     ways = {"": text, **({", blocks run again": f"{text}\nrecompute {layers}"} if layers else {})}
     for more, lines in ways.items():
         least = 2 if more else whole.memory / limit
+        if not said and drawn(whole.report.graph) > LITTLE * limit:
+            lines += f"\n{DrawBy(each=True)}"
         for parts in [n for k in range(samples.bit_length()) if least <= (n := 2**k) <= samples][:DOUBLINGS]:
             name = f"{first}, {parts} micro-batches{more}"
             found = attempt(Candidate(name, Plan.read(f"{lines}\n{parts} micro-batches")))
             if found is not None and found.memory <= limit:
                 return
+
+
+def drawn(graph: Physical) -> int:
+    """The bytes of random numbers of a batch, which micro-batches hold unless each draws its own."""
+    found = 0
+    for op in (step for step in graph.steps if isinstance(step, Op)):
+        call = Call(op.op, op.args, op.kwargs, ())
+        if call.draws:
+            size = 1 if "drops" in traits(call.name) else op.outputs[0].layout.dtype.itemsize
+            found += size * op.outputs[0].layout.numel
+    return found
 
 
 def offloading(given: Plan, model: nn.Module, limit: float, whole: Checked, attempt: Attempt) -> None:

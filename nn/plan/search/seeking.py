@@ -153,6 +153,7 @@ class Seeking:
                     ranks=ranks,
                     captures=captures,
                 )
+                self.space = replace(self.space, draws=any(op.draws for op in step.plan.logical.ops))
                 found = StageFigures.of(step)
         except Exception as error:  # also of a model that does not run with fewer layers
             self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")

@@ -123,3 +123,33 @@ def test_a_step_made_by_hand_is_told_as_the_line() -> None:
     step = flow.compile(net(), loss_fn, placement=flow.placement("cpu", range(2), names=("data",)), micro_batches=4)
     step(X, Y)
     assert "4 micro-batches" in str(step.plan).splitlines()
+
+
+def dropping() -> nn.Sequential:
+    return nn.Sequential(nn.Dropout(0.5), net())
+
+
+def drawn(line: str, **options: Any) -> tuple[float, Any]:
+    """The loss of a step whose numbers are seeded, and the step."""
+    torch.manual_seed(0)
+    model = dropping()
+    step = flow.compile(model, loss_fn, plan=f"grid (data=2)\n{INPUTS}\n{line}", **options)
+    torch.manual_seed(1)
+    return step(X, Y).item(), step
+
+
+def test_parts_draw_the_numbers_of_the_batch_or_their_own_as_the_plan_says() -> None:
+    torch.manual_seed(0)
+    model = dropping()
+    torch.manual_seed(1)
+    whole = loss_fn(model, X, Y).item()
+    of_batch, own = drawn("4 micro-batches\ndraw by batch")[0], drawn("4 micro-batches\ndraw by micro-batch")
+    assert drawn("4 micro-batches")[0] == of_batch == pytest.approx(whole, rel=1e-12)
+    assert own[0] != pytest.approx(whole, rel=1e-6)
+    assert own[0] == drawn("4 micro-batches", draws="micro_batch")[0]
+    assert "draw by micro-batch" in str(own[1].plan)
+
+
+def test_whose_numbers_are_drawn_is_said_of_a_batch_in_parts_alone() -> None:
+    with pytest.raises(SbpError, match="a step that has no micro-batches"):
+        drawn("draw by micro-batch")

@@ -10,7 +10,7 @@ A path in a line is a pattern of names: `*` is any part of one name, `**` any nu
 from ..axes import AxisEntries, GridAxis
 from ..statement import Statement
 from ..terms import Kind
-from .accumulate import Accumulate
+from .accumulate import Accumulate, DrawBy
 from .cast import Cast
 from .compress import Compress
 from .expect import ExpectAtMost, ExpectGathered, ExpectMoves
@@ -28,12 +28,12 @@ from .rest import Rest
 from .take import TakePlan
 
 __all__ = [
-    "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "ExpectAtMost", "ExpectGathered", "ExpectMoves", "Flow", "Grid",
-    "GridAxis", "Hold", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek", "Statement",
-    "TakePlan",
+    "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "DrawBy", "ExpectAtMost", "ExpectGathered", "ExpectMoves",
+    "Flow", "Grid", "GridAxis", "Hold", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek",
+    "Statement", "TakePlan",
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (
-    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Accumulate, Recompute, Offload, Cast, Freeze, Inside, Compress,
-    Hold, Limit, Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
+    Grid, Rest, Flow, Input, TakePlan, Place, Pipe, Accumulate, DrawBy, Recompute, Offload, Cast, Freeze, Inside,
+    Compress, Hold, Limit, Seek, ExpectMoves, ExpectGathered, ExpectAtMost,
 )  # fmt: skip

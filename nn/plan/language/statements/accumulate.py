@@ -1,4 +1,4 @@
-"""The statement `N micro-batches`: a batch that is run in parts whose gradients add up."""
+"""Statements on a batch in parts: `N micro-batches`, whose gradients add up, and `draw by micro-batch`."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,7 +7,7 @@ from ..statement import Assigning, LineFault, LineForm, Statement
 from ..terms import Columns, Token, column, whole
 from .pipe import Pipe
 
-__all__ = ["Accumulate"]
+__all__ = ["Accumulate", "DrawBy"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,33 @@ COUNT.2: /\d+(?=\s*micro[-_ ]?batch)/i
             if isinstance(by, Pipe) and by.micro_batches is not None:
                 raise LineFault(self, "micro_batches", "the pipeline says how many micro-batches already", other=by)
         to.made.options["micro_batches"] = self.micro_batches
+
+
+@dataclass(frozen=True)
+class DrawBy(Statement):
+    """Random numbers that each micro-batch draws for itself, or pieces of the batch's, which are held until the step
+    ends and are those of one device."""
+
+    each: bool
+
+    form = LineForm(
+        heads=("draw",),
+        grammar=r"""
+draw: _DRAW "by"i SCOPE
+SCOPE.2: /(micro[-_ ]?)?batch\b/i
+""",
+        words={"SCOPE": "micro-batch or batch"},
+        examples={"draw by micro-batch": (True,), "draw by batch": (False,)},
+        says="random numbers of each micro-batch by itself, or the batch's in pieces ([dropout](#dropout-in-parts))",
+        subject=(),
+    )
+
+    @classmethod
+    def read(cls, at: Columns, scope: Token) -> Self:
+        return cls(str(scope).lower().startswith("micro"))
+
+    def __str__(self) -> str:
+        return f"draw by {'micro-batch' if self.each else 'batch'}"
+
+    def assign(self, to: Assigning) -> None:
+        to.made.options["draws"] = "micro_batch" if self.each else "batch"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow.nn.plan.language.statements import Accumulate, Offload, Recompute
+from sbpflow.nn.plan.language.statements import Accumulate, DrawBy, Offload, Recompute
 from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.placement.errors import ShortageError
 
@@ -141,3 +141,13 @@ def test_a_plan_that_says_how_many_parts_keeps_them() -> None:
     whole = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
     found = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.6 * whole.checked.memory)
     assert [line.micro_batches for line in found.statements if isinstance(line, Accumulate)] == [1]
+
+
+@pytest.mark.parametrize(("line", "drawn"), [("", ["draw by micro-batch"]), ("draw by batch", ["draw by batch"])])
+def test_parts_draw_their_own_numbers_where_those_of_the_batch_are_many(line: str, drawn: list[str]) -> None:
+    net, x = on_meta(2**14)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.1), net)
+    plan = f"grid cuda (data=2)\n{line}"
+    whole = flow.plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8")
+    found = flow.plan(model, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.45 * whole.checked.memory)
+    assert [str(each) for each in found.statements if isinstance(each, DrawBy)] == drawn
