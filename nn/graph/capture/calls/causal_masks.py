@@ -22,7 +22,7 @@ __all__ = ["LARGEST", "without_causal_masks"]
 
 aten = torch.ops.aten
 LARGEST = 2**28  # scores of a mask that is looked at: about a second of a core
-WIDEST = 256  # features of a head, for which there are kernels that share heads
+WIDEST, SHARED = 256, (torch.bfloat16, torch.float16)  # heads for which cards have kernels that share them
 MOST = 200  # ops by which a mask is made
 _NAMES = [each.name for each in aten.scaled_dot_product_attention.default._schema.arguments]
 _COUNTS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -72,10 +72,12 @@ class _Masks:
     def shared(self, keys: Ref, values: Ref, *, learns: bool) -> tuple[Ref, Ref] | None:
         """The heads of which these are each one several times in a row, where kernels take them as they are."""
         (key, *sizes), (value, *others) = self._repeated(keys, learns), self._repeated(values, learns)
-        return (key, value) if key and value and sizes == others and sizes[-1] <= WIDEST else None
+        fits = key and value and sizes == others and sizes[1] <= WIDEST and sizes[2] in SHARED
+        return (key, value) if fits else None
 
     def _repeated(self, heads: Ref, learns: bool) -> tuple[Any, ...]:
-        """The value before it was repeated, how many heads it has, and how wide they are; None if it was not."""
+        """The value before it was repeated, how many heads it has, how wide they are, and of which dtype; None if it
+        was not."""
         made, chain = self.made_by.get(heads.number), list[LogicalOp]()
         for wanted in (aten.reshape.default, aten.expand.default, aten.unsqueeze.default):
             if made is None or made.op is not wanted or (learns and not made.grad):
@@ -87,7 +89,7 @@ class _Masks:
             return (None,)
         batch, few, times, length, width = wide
         fits = thin == (batch, few, 1, length, width) and whole == (batch, few * times, length, width)
-        return (Ref(chain[-1].inputs[0]), few, width) if fits else (None,)
+        return (Ref(chain[-1].inputs[0]), few, width, chain[0].outputs[0].dtype) if fits else (None,)
 
     def _behind(self, number: int) -> list[LogicalOp]:
         """The ops that make a value out of nothing, in their order; none, if something else goes in."""
