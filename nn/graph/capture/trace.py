@@ -359,7 +359,7 @@ class _Tracing:
 
     def _made(self, result: Any, rebuild: Callable[[Any], Any], writes: dict[str, int]) -> Logical:
         """The graph: ops that nothing uses are left out, and values numbered anew, sources first."""
-        ops = without_causal_masks(self.tape.ops)
+        ops = without_causal_masks(self.tape.ops, self.tape.fakes)
         whole = Logical((), ops, result, tuple(self.losses), writes, rebuild)
         whole = whole.needed(dict(enumerate(self.tape.fakes)))
         used = whole.ends.union(*(op.inputs for op in whole.ops))

@@ -38,18 +38,19 @@ _ALONG = {aten.cumsum.default: 0, aten.diff.default: -1, aten.cat.default: 0}  #
 _TRIANGLES = (aten.tril.default, aten.triu.default)
 
 
-def without_causal_masks(ops: Sequence[LogicalOp]) -> tuple[LogicalOp, ...]:
-    """The same ops, where attention that saw its mask is told what it is; the mask is left to whoever else reads it."""
-    masks = _Masks({n: op for op in ops for n in op.numbers})
+def without_causal_masks(ops: Sequence[LogicalOp], fakes: Sequence[Tensor]) -> tuple[LogicalOp, ...]:
+    """The same ops, where attention that saw its mask is told what it is; the mask is left to whoever else reads it.
+    `fakes` are tensors as all values are, by their numbers."""
+    masks = _Masks({n: op for op in ops for n in op.numbers}, fakes)
     return tuple([_told(op, masks) if op.op is aten.scaled_dot_product_attention.default else op for op in ops])
 
 
 def _told(op: LogicalOp, masks: "_Masks") -> LogicalOp:
     given = dict(zip(_NAMES, op.args, strict=False)) | dict(op.kwargs)
     mask = given.pop("attn_mask", None)
-    if not isinstance(mask, Ref) or given.get("is_causal") or not masks.is_causal(mask.number):
-        return op
     query, *keys = (given.pop(name) for name in _NAMES[:3])
+    if not isinstance(mask, Ref) or given.get("is_causal") or not masks.hides_later(mask, query, keys[0]):
+        return op
     shared = None if given.get("enable_gqa") else masks.shared(*keys, learns=op.grad)
     if shared is not None:
         keys, given["enable_gqa"] = [*shared], True
@@ -59,15 +60,20 @@ def _told(op: LogicalOp, masks: "_Masks") -> LogicalOp:
 class _Masks:
     """Knows which values are causal masks, and which are repeated, of ops by the numbers of what they make."""
 
-    def __init__(self, made_by: Mapping[int, LogicalOp]) -> None:
-        self.made_by = made_by
+    def __init__(self, made_by: Mapping[int, LogicalOp], fakes: Sequence[Tensor]) -> None:
+        self.made_by, self.fakes = made_by, fakes
         self.causal: dict[int, bool] = {}
 
-    def is_causal(self, number: int) -> bool:
-        if number not in self.causal:
-            ops = self._behind(number)
-            self.causal[number] = bool(ops) and _is_causal(_computed(ops))
-        return self.causal[number]
+    def hides_later(self, mask: Ref, query: Ref, key: Ref) -> bool:
+        """Whether all that a mask does to these queries is to hide later keys: it may also make several of one."""
+        (*batch, rows, columns), (*samples, many, _) = (self.fakes[ref.number].shape for ref in (mask, query))
+        same = rows == columns == many == self.fakes[key.number].shape[-2] and len(batch) <= len(samples)
+        if not same or not all(size in (1, own) for size, own in zip(batch[::-1], samples[::-1], strict=False)):
+            return False
+        if mask.number not in self.causal:
+            ops = self._behind(mask.number)
+            self.causal[mask.number] = bool(ops) and _is_causal(_computed(ops))
+        return self.causal[mask.number]
 
     def shared(self, keys: Ref, values: Ref, *, learns: bool) -> tuple[Ref, Ref] | None:
         """The heads of which these are each one several times in a row, where kernels take them as they are."""
@@ -106,7 +112,7 @@ class _Masks:
 
 
 def _is_causal(mask: Tensor | None) -> bool:
-    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] < 2:
+    if mask is None or mask.shape[-1] < 2:
         return False
     mask = _narrowed(mask, [d - mask.dim() for d in range(mask.dim() - 2) if mask.stride(d) == 0])
     if mask.numel() > LARGEST:
