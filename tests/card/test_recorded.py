@@ -18,6 +18,20 @@ def test_replayed_steps_come_to_what_plain_ones_do(model: str, optimizer: str) -
     assert mine.step.explain().recorded == "all of the step"
 
 
+def test_a_fused_step_passes_what_torch_asks_of_it_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own check looks for an accelerator, which a CPU build has not, and has another name in torch 2.11."""
+
+    def check(self: torch.optim.Optimizer) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            assert all(group["capturable"] for group in self.param_groups)
+
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+        monkeypatch.setattr(torch.optim.Optimizer, name, check, raising=False)
+    mine = course("mlp", "adamw fused", ALONE, graph=True)
+    like(mine, course("mlp", "adamw fused", ALONE, graph=False))
+    assert mine.step.explain().recorded == "all of the step"
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("model", MODELS)
 def test_clipped_steps_come_to_what_plain_ones_do(model: str, optimizer: str) -> None:

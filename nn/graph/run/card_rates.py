@@ -66,12 +66,18 @@ class CardRates:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Inside, optimizers have the tensors."""
+        """Inside, optimizers have the tensors, and fused ones say that they are capturable: torch asks for the word,
+        though their kernels count on the card without."""
         before = [group["lr"] for group, _ in self.mine]
+        fused = [group for group in self.groups if group.get("fused") and group.get("capturable") is False]
         for group, there in self.mine:
             group["lr"] = there
+        for group in fused:
+            group["capturable"] = True
         try:
             yield
         finally:
             for (group, _), lr in zip(self.mine, before, strict=True):
                 group["lr"] = lr
+            for group in fused:
+                group["capturable"] = False
