@@ -108,7 +108,10 @@ class Options:
         if self.draws not in get_args(DrawScope):
             raise SbpError(f"draws={self.draws!r}\n  there are {', '.join(map(repr, get_args(DrawScope)))}")
         if self.draws != "batch" and not self.piped:
-            raise SbpError("draws= is said of a step that has no micro-batches\n  say micro_batches=, or leave it out")
+            raise SbpError(
+                "draws=, or `draw by micro-batch` in a plan, is said of a step that has no micro-batches\n"
+                "  say micro_batches=, or `16 micro-batches`, too; or leave it out"
+            )
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")
         if type(self.micro_batches) is not int or self.micro_batches < 1:
