@@ -24,6 +24,7 @@ kept          is never taken apart: on fakes it may become another kernel than o
 addends       is taken apart always, into sums that may be partial
 along         has a formula for a dim that is split
 drops         zeroes elements by chance
+functions     computes exponentials and the like, which may take longer than to read and write
 unfaked       takes dtypes that torch's check of tensors without values refuses
 """
 
@@ -67,10 +68,14 @@ ROWS = """
     random unread follows   sbpflow::normal_apart sbpflow::kept_on_card
 
     kept                    scaled_dot_product_attention*
-    addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*
-    along                   softmax.int _softmax log_softmax.int _log_softmax logsumexp var.correction std.correction
+    addends functions       cross_entropy_loss*
+    addends                 nll_loss* nll_loss_nd* nll_loss2d*
+    along functions         softmax.int log_softmax.int logsumexp
+    along                   _softmax _log_softmax var.correction std.correction
     along                   group_norm
     drops                   dropout* alpha_dropout* feature_dropout* feature_alpha_dropout*
+    functions               exp* expm1* log* log1p* log2* sin* cos* tan* tanh* erf* sigmoid* logaddexp* gelu* glu* silu*
+    functions               mish* elu* selu* celu* softplus* binary_cross_entropy_with_logits*
     unfaked                 _grouped_mm*
 """
 

@@ -57,7 +57,7 @@ def degrees_rows(cases: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, .
 
 
 def _told(what: str, cases: Iterable[tuple[object, ...]]) -> Iterator[tuple[str, ...]]:
-    """What a process says of each case."""
+    """The row of each case, which a process of its own tells."""
     for case in cases:
         command = [sys.executable, "-m", "benchmarks.parts.found_plans", what, *map(str, case)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,1 +1,1 @@
-"""What is predicted beside what is measured: steps on ranks of this machine, and of models on one device."""
+"""Predicted steps beside measured ones: on ranks of this machine, and of models on one device."""

@@ -153,8 +153,11 @@ def _product(rows: int, columns: int, inner: int, dtype: torch.dtype, device: to
         sizes = (rows, inner), (columns, inner), (rows, columns)
         many = _copies(sum(a * b for a, b in sizes) * dtype.itemsize, device)
         given = [tuple(torch.randn(size, device=device).to(dtype) for size in sizes) for _ in range(many)]
-        forms: list[Callable[..., object]] = [lambda x, w, g: F.linear(x, w), lambda x, w, g: g @ w]
-        forms.append(lambda x, w, g: g.t() @ x)
+        forms: tuple[Callable[..., object], ...] = (
+            lambda x, w, g: F.linear(x, w),
+            lambda x, w, g: g @ w,
+            lambda x, w, g: g.t() @ x,
+        )
         return _in_turn([partial(form, *each) for each in given for form in forms])
 
     return make

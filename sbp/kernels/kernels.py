@@ -52,7 +52,7 @@ def kernels_of(call: Call, wants: Sequence[bool] = ()) -> Kernels:
         return _product(call, wants, count)
     if schema in _ROWS:
         return _rows(call, wants, _ROWS[schema])
-    return _pointwise(call, wants, schema)._replace(functions=schema.removeprefix("aten::") in FUNCTIONS)
+    return _pointwise(call, wants, schema)._replace(functions="functions" in traits(call.name))
 
 
 def is_view(call: Call) -> bool:
@@ -156,14 +156,6 @@ def _nothing(call: Call) -> OpPass:
     return OpPass(0.0, (0.0,) * (len(call.inputs) + len(call.outputs)), 0.0)
 
 
-# Kernels that compute exponentials and the like, which may take longer than reading and writing does.
-FUNCTIONS = frozenset(
-    (
-        *("exp", "expm1", "log", "log1p", "log2", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "logsigmoid"),
-        *("gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "softmax", "log_softmax", "logsumexp"),
-        *("cross_entropy_loss", "binary_cross_entropy_with_logits", "glu", "logaddexp"),
-    )
-)
 EIGHT_BITS = "sbpflow::product_of_8_bits"
 # Of a moment of a recurrent layer, a product, gates and the state: as many launches as it took on a CPU. Only an LSTM
 # of whole sequences has them in one kernel there.

@@ -3,7 +3,7 @@
 Facts that nobody told (costs of ops, memory, how the choice was made) are said to be unknown, never guessed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -256,15 +256,20 @@ class GraphFacts:
         }
 
 
+def priced_ops(graph: Physical, costs: Iterable[Cost]) -> Iterator[tuple[Op, Cost | None]]:
+    """The ops in the order of the graph, each with its cost, if that is known."""
+    known = {cost.of: cost for cost in costs}
+    for at, step in enumerate(graph.steps):
+        if isinstance(step, Op):
+            names = (y.name for y in step.outputs)
+            yield step, known.get(at) or next((known[name] for name in names if name in known), None)
+
+
 def ops_of(graph: Physical, costs: Iterable[Cost] = ()) -> list[OpRow]:
     """Every op in the order of the graph; equal ones of repeated blocks are one row with a count."""
-    blocks, known = Blocks(graph), {cost.of: cost for cost in costs}
+    blocks = Blocks(graph)
     rows: dict[OpRow, OpRow] = {}
-    for at, step in enumerate(graph.steps):
-        if not isinstance(step, Op):
-            continue
-        names = (y.name for y in step.outputs)
-        cost = known.get(at) or next((known[name] for name in names if name in known), None)
+    for step, cost in priced_ops(graph, costs):
         module = blocks.generic(step.origin.module, step.origin.block)
         inputs = tuple(lie(graph.layout(name)) for name in step.inputs)
         outputs = tuple(lie(y.layout) for y in step.outputs)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from statistics import mean
 
 from ....sbp.kernels.flops import ATTENTION, PRODUCTS
-from ..physical import Op
-from .facts import GraphFacts
+from .facts import GraphFacts, priced_ops
 
 __all__ = ["bar", "step_parts"]
 
@@ -32,12 +31,11 @@ def step_parts(facts: GraphFacts) -> dict[str, float]:
     if step is None or facts.compute is None:
         return {}
     found = dict.fromkeys(SIGNS, 0.0)
-    ops = {at: op for at, op in enumerate(facts.graph.steps) if isinstance(op, Op)}
-    made_by = {value.name: op for op in ops.values() for value in op.outputs}
-    for cost in facts.costs:
-        op = ops.get(cost.of) if isinstance(cost.of, int) else made_by.get(cost.of)
-        name = op.op._schema.name if op else ""
-        found["attention" if name in ATTENTION else "products" if name in PRODUCTS else "other ops"] += cost.seconds
+    for op, cost in priced_ops(facts.graph, facts.costs):
+        name = op.op._schema.name
+        if cost and name in ATTENTION | PRODUCTS:
+            found["attention" if name in ATTENTION else "products"] += cost.seconds
+    found["other ops"] = facts.compute - sum(found.values())
     course = facts.course
     if course is None:
         found |= {"optimizer": facts.update, "the host": facts.waiting}

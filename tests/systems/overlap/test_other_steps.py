@@ -61,8 +61,11 @@ def test_a_step_is_the_same(way: Callable[..., list[Tensor]]) -> None:
     usual = way()
     assert usual
     assert all(map(torch.equal, usual, way(overlap=True)))
-    # Parts of a micro-batch have fewer rows, whose products some processors add up in another order.
-    torch.testing.assert_close(way(overlap=Folding(once=True, parts=2)), usual, rtol=1e-5, atol=1e-7)
+    parts = way(overlap=Folding(once=True, parts=2))
+    if way is no_loss:  # whose parts have fewer rows: some processors add up their products in another order
+        torch.testing.assert_close(parts, usual, rtol=1e-5, atol=1e-7)
+    else:
+        assert all(map(torch.equal, usual, parts))
 
 
 @pytest.mark.parametrize("way", [one_stage, slices])

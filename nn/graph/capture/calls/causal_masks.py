@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .....placement.structure import mapped
-from .....sbp.call import Ref, fill, in_order, refilled, tensors_in
+from .....sbp.call import Call, Ref, fill, in_order, refilled, tensors_in
 from .....sbp.logical import LogicalOp
 
 __all__ = ["LARGEST", "without_causal_masks"]
@@ -34,7 +34,7 @@ _POINTWISE = {  # beside those that torch calls so
     *(aten.__and__.Tensor, aten.__or__.Tensor, aten._to_copy.default, aten.contiguous.default),
     *(aten.to.dtype, aten.to.device, aten.to.dtype_layout),
 }
-_ALONG = {aten.cumsum.default: 0, aten.diff.default: -1, aten.cat.default: 0}  # one dim, which is this if none is said
+_ALONG = (aten.cumsum.default, aten.diff.default, aten.cat.default)  # one dim
 _TRIANGLES = (aten.tril.default, aten.triu.default)
 
 
@@ -150,8 +150,7 @@ def _value(op: LogicalOp, known: Mapping[int, Tensor]) -> Tensor | None:
     if op.op is aten.index.Tensor:
         return _indexed(args[0], args[1], shape)
     if op.op in _ALONG:
-        given = dict(zip((each.name for each in op.op._schema.arguments), args, strict=False)) | kwargs
-        dim: int = given.get("dim", _ALONG[op.op])
+        dim: int = Call(op.op, args, kwargs, ()).bound["dim"]
         return _small(op.op, args, kwargs, shape, [dim if dim < 0 else dim - len(shape)])
     if op.op in _TRIANGLES:
         return _small(op.op, args, kwargs, shape, (-2, -1))
@@ -169,7 +168,8 @@ def _small(op: Any, args: Any, kwargs: Any, shape: Sequence[int], whole: Sequenc
     same = [d for d in range(-len(shape), 0) if d not in whole and all(_same(x, d) for x in tensors)]
     if prod(size for d, size in zip(range(-len(shape), 0), shape, strict=True) if d not in same) > LARGEST:
         return None
-    made: Tensor = op(*(given := refilled((args, kwargs), [_narrowed(x, same) for x in tensors]))[0], **given[1])
+    few, named = refilled((args, kwargs), [_narrowed(x, same) for x in tensors])
+    made: Tensor = op(*few, **named)
     return made.expand(shape)
 
 

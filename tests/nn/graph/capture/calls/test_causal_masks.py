@@ -82,7 +82,7 @@ def _three() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_a_mask_of_values_stays() -> None:
-    """What is given, or kept in a buffer, is another in the next step."""
+    """One that is given, or kept in a buffer, is another in the next step."""
     mask = CAUSAL["triangle"]()
     given = told(lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m), heads(), mask)
     assert given["attn_mask"] is not None
