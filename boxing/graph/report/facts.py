@@ -18,7 +18,7 @@ from ..physical import Op, Physical
 from ..picture.scene import lie, op_name
 from .roles import Role, roles_of
 
-__all__ = ["Cost", "GraphFacts", "MemoryReport", "OpRow", "SearchReport", "ops_of"]
+__all__ = ["Cost", "GraphFacts", "MemoryReport", "OpRow", "SearchReport", "ops_of", "priced_ops"]
 
 
 @dataclass(frozen=True)
