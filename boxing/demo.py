@@ -1,5 +1,7 @@
 """The demo: every move between two signatures of a matrix on four simulated ranks, run, checked, priced and drawn."""
 
+import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -43,20 +45,25 @@ class DemoMove(NamedTuple):
         return self.plan.bytes / self.bound if self.bound else float("inf") if self.plan.bytes else 1.0
 
 
-def demo(out: Path) -> None:
+def demo(out: Path, *, as_json: bool = False) -> None:
     """Print every move between two signatures on a 2 x 2 placement, and write pictures of them into `out`."""
     if world().rank is not None:
         raise TransportError("the demo simulates its four ranks in one process\n  start it without a launcher")
     p = placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))
-    print(f"Every move of a float32 {SHAPE} tensor between two signatures on\n{p!r}, four ranks in this process.\n")
+    about = f"Every move of a float32 {SHAPE} tensor between two signatures on\n{p!r}, four ranks in this process.\n"
+    print(about, file=sys.stderr if as_json else sys.stdout)
     start = time.perf_counter()
     with one_thread():
         trials = [trial(way) for way in every_plan(p, SHAPE)]
         uneven = [trial(way) for way in every_plan(p, UNEVEN)]
     took = time.perf_counter() - start
-    print(f"{table(trials)}\n\n{summary(trials, uneven)}\n{took:.1f} s; pictures:", flush=True)
-    for line in draw(trials, p, out):
-        print(f"  {line}")
+    if as_json:
+        moves = [{**one._asdict(), "plan": str(one.plan), "bytes": one.plan.bytes} for one in (*trials, *uneven)]
+        print(json.dumps({"moves": moves, "seconds": took, "pictures": list(draw(trials, p, out))}, indent=1))
+    else:
+        print(f"{table(trials)}\n\n{summary(trials, uneven)}\n{took:.1f} s; pictures:", flush=True)
+        for line in draw(trials, p, out):
+            print(f"  {line}")
     wrong = [one.plan for one in (*trials, *uneven) if not one.right]
     if wrong:
         raise SbpflowError(f"{len(wrong)} moves gave wrong values\n  the first is {wrong[0]}")

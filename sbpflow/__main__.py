@@ -1,12 +1,16 @@
-"""The command line: `python -m sbpflow demo`, `doctor`, `plan`, `draw`, `diff`, `simulate` and `island`."""
+"""The command line, `python -m sbpflow`: `doctor`, `demo`, `simulate`, `island`, and those of a model under a plan."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from .placement.errors import PlacementError, SbpflowError
+
+STOPPED = 130  # as of a program that Ctrl-C has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,74 +21,85 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.command == "doctor":
             if not asked.measure and (asked.save or asked.ranks):
                 parser.error("--save FILE and --ranks N are for what --measure finds: give that too")
-            doctor(measuring=asked.measure, ranks=asked.ranks, save=asked.save)
-        elif asked.command in ("plan", "draw", "diff") or getattr(asked, "plan", None) is not None:
-            from .nn.plan.command import run_command
-
-            run_command(asked)
-        elif asked.command == "simulate":
-            simulate(asked.schedule, asked.p, asked.m, v=asked.v, n=asked.n, svg=asked.svg)
+            doctor(measuring=asked.measure, ranks=asked.ranks, save=asked.save, as_json=asked.json)
         elif asked.command == "island":
             from .nn.islands.serve import serve
 
             serve(asked.address, asked.file, timeout=asked.timeout)
-        else:
+        elif asked.command == "demo":
             from .boxing.demo import demo  # here, so that the doctor also runs where the rest does not
 
-            demo(asked.out)
+            demo(asked.out, as_json=asked.json)
+        elif asked.command == "simulate" and asked.plan is None:
+            simulate(asked.schedule, asked.p, asked.m, v=asked.v, n=asked.n, svg=asked.svg, as_json=asked.json)
+        else:
+            from .nn.plan.commands.subcommands import run_command
+
+            run_command(asked)
     except SbpflowError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
     return 0
 
 
-def doctor(*, measuring: str | None, ranks: int | None, save: Path | None) -> None:
+def doctor(*, measuring: str | None, ranks: int | None, save: Path | None, as_json: bool = False) -> None:
     """Print what is here and what is missing, and measure: links of the run, or between local processes, and what
     their devices reach; or the links alone."""
-    from .placement.doctor import report
+    from .placement.doctor import findings, report
     from .placement.measure import measure, measure_run
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and measuring:
+    measured = None
+    if measuring and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if ranks is not None:
             raise PlacementError("--ranks N starts processes of this machine\n  under torchrun, its own are measured")
         measured, save = measure_run(kernels=measuring == "all"), save or Path("cluster.toml")
         if os.environ["RANK"] != "0":
             return
-        print(f"{report()}\n\n{measured}")
+    if as_json:
+        measured = measure(ranks, kernels=measuring == "all") if measuring and measured is None else measured
+        here = [asdict(one) for one in findings()]
+        print(json.dumps({"findings": here, "measured": measured and str(measured)}, indent=1))
     else:
-        print(report())
-        if not measuring:
-            return
-        measured = measure(ranks, kernels=measuring == "all")
-        print(f"\n{measured}")
-    if save is not None:
+        print(report(), flush=True)
+        if measuring:
+            measured = measured or measure(ranks, kernels=measuring == "all")
+            print(f"\n{measured}")
+    if measured is not None and save is not None:
         measured.cluster().save(save)
-        print(f"wrote {save}: use it by SBPFLOW_CLUSTER={save}, or flow.use_cluster({str(save)!r})")
+        told = f"wrote {save}: use it by SBPFLOW_CLUSTER={save}, or flow.use_cluster({str(save)!r})"
+        print(told, file=sys.stderr if as_json else sys.stdout)
 
 
-def simulate(name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Path | None) -> None:
+def simulate(
+    name: str, p: int | None, m: int | None, *, v: int, n: int, svg: Path | None, as_json: bool = False
+) -> None:
     """Print what a schedule would do; it is a published one by its name, or a file's."""
     from .actors import Schedule, published
 
     schedule = Schedule.read(Path(name).read_text(encoding="utf-8")) if Path(name).is_file() else published(name)
     usual = (0, 0) if schedule.table else (4, 8)  # a table says both itself
     shown = schedule.show(p or usual[0], m or usual[1], v=v, n=n)
-    print(shown)
+    print(json.dumps(shown.dict(), indent=1) if as_json else shown)
     if svg is not None:
-        print(f"drew {shown.draw(svg)}")
+        print(f"drew {shown.draw(svg)}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .nn.plan.command import add_commands, add_model
+    from .nn.plan.commands.subcommands import add_commands, add_model
+    from .nn.plan.commands.words import CommandParser, one_of
 
-    parser = argparse.ArgumentParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = CommandParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
+    commands = parser.add_commands()
     healing = commands.add_parser("doctor", help="say what this machine has and what is missing")
     healing.add_argument(
         "--measure",
         nargs="?",
         const="all",
-        choices=("all", "links"),
+        type=one_of("all", "links"),
+        metavar="{all,links}",
         help="time the links of a run under torchrun, or of this machine, and what devices reach, or links alone",
     )
     healing.add_argument("--ranks", type=int, metavar="N", help="without torchrun, how many processes (2)")
@@ -100,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for pictures (default out)"
     )
     trying = commands.add_parser("simulate", help="show what a pipeline's schedule would do, and when")
+    for each in (healing, showing, trying):
+        each.add_argument("--json", action="store_true", help="print the answer as json")
     trying.add_argument("schedule", metavar="NAME", help="a published one, such as 1f1b or zb_h1, a file; or a model")
     add_model(trying)
     trying.add_argument("-p", type=_count, help="devices (default 4)")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import floor, log10
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...placement.moved import MovedName
 from ..protocol.feasibility import proved
@@ -251,6 +251,18 @@ class Preview:
 
     def _by_device(self, found: dict[str, int]) -> tuple[int, ...]:
         return tuple(found.get(f"device {device}", 0) for device in range(self.device_count))
+
+    def dict(self) -> dict[str, Any]:
+        """All of it in lists, numbers and text, as json has them."""
+        return {
+            "schedule": self.run.network.name,
+            "units": self.end,
+            "bubble": self.bubble,
+            "hidden": self.hidden,
+            "slots": list(self.slots),
+            "memory": list(self.memory),
+            "order": list(self.order),
+        }
 
 
 def _written(row: Sequence[Bar], unit: float, wide: int) -> str:

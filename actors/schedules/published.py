@@ -1,5 +1,7 @@
 """The published schedules, each a few marks. docs/schedules.md shows what they do."""
 
+from difflib import get_close_matches
+
 from ...placement.errors import ScheduleError
 from .schedule import Schedule
 
@@ -49,5 +51,7 @@ def published(name: str) -> Schedule:
     """A published schedule by its name."""
     found = PUBLISHED.get(_ALSO.get(name, name))
     if found is None:
-        raise ScheduleError(f"no schedule is called {name!r}\n  there are {', '.join([*PUBLISHED, *_ALSO])}")
+        near = get_close_matches(name, [*PUBLISHED, *_ALSO], 2)
+        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise ScheduleError(f"no schedule is called {name!r}\n  {meant}there are {', '.join([*PUBLISHED, *_ALSO])}")
     return found

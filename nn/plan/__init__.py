@@ -13,5 +13,5 @@ resting             bytes of a training between steps
 training            failures, saves and restarts of a training
 prediction          what a step and a training take on a cluster that nobody has rented
 search              the cheapest plan, what else was tried, and why not that
-model_source, cards, command, plan_command   the command line
+commands            the command line
 """

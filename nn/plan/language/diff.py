@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .plan_text import PlanText
 from .statements import Statement
@@ -46,6 +46,11 @@ class PlanDiff:
         if len(texts) != len(self.rows):
             raise ValueError(f"{len(texts)} notes for {len(self.rows)} rows")
         return PlanDiff(self.names, self.rows, {**self.notes, title: tuple(texts)})
+
+    def dict(self) -> dict[str, Any]:
+        """All of it in lists, dicts and text, as json has them."""
+        rows = [{"change": row.change, "a": row.a and str(row.a), "b": row.b and str(row.b)} for row in self.rows]
+        return {"names": list(self.names), "rows": rows, "notes": {title: list(of) for title, of in self.notes.items()}}
 
     def __str__(self) -> str:
         head = ("", *self.names, *self.notes)

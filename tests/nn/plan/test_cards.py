@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 import sbpflow as flow
-from sbpflow.nn.plan.cards import card_kinds, cards_of
+from sbpflow.nn.plan.commands.cards import card_kinds, cards_of
 from sbpflow.placement.cluster import presets
 
 

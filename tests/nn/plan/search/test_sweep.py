@@ -123,7 +123,7 @@ def test_ctrl_c_prints_the_rows_so_far(
             raise KeyboardInterrupt
         return predicted(ranks)
 
-    monkeypatch.setattr("sbpflow.nn.plan.plan_command.predict", predict)
+    monkeypatch.setattr("sbpflow.nn.plan.commands.plan_command.predict", predict)
     with pytest.raises(SystemExit, match="130"):
         main(["plan", "mine.py:build", "star.plan", "--gpus", "xH100", "--sweep", "2..64", "--svg", "part.svg"])
     shown = capsys.readouterr()

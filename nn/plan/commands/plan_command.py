@@ -8,24 +8,24 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...boxing.figures import duration, volume
-from ...boxing.picture.draw import written
-from ...placement.errors import SbpError
+from ....boxing.figures import duration, volume
+from ....boxing.picture.draw import written
+from ....placement.errors import SbpError
+from ..expect import expected
+from ..language.statements import Grid, Offload
+from ..plan import Plan
+from ..prediction import Prediction, predict
+from ..search.degrees import THINGS
+from ..search.fewest import FewestCards, NothingFits, fewest
+from ..search.open_degrees import leaves_degrees
+from ..search.planner import FoundPlan, plan
+from ..search.sweep import Attempted, ends_of, swept
+from ..search.sweep_chart import sweep_chart
+from ..training import Failures
 from .cards import CardKind, cards_of
-from .expect import expected
-from .language.statements import Grid, Offload
 from .model_source import NamedModel, model_called
-from .plan import Plan
-from .prediction import Prediction, predict
-from .search.degrees import THINGS
-from .search.fewest import FewestCards, NothingFits, fewest
-from .search.open_degrees import leaves_degrees
-from .search.planner import FoundPlan, plan
-from .search.sweep import Attempted, ends_of, swept
-from .search.sweep_chart import sweep_chart
-from .training import Failures
 
-__all__ = ["checked", "named", "run_plan"]
+__all__ = ["checked", "named", "run_check", "run_plan"]
 
 
 def named(asked: Namespace, name: str) -> NamedModel:
@@ -57,9 +57,7 @@ def run_plan(asked: Namespace) -> None:
         return
     of = named(asked, asked.model)
     if asked.plan is not None and not _opens(asked.plan):
-        known = checked(asked, of, asked.plan)
-        said = known.checked.dict() | {"prediction": known.dict(*money)}
-        print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
+        _check(asked, of, *money)
         return
     try:
         found = _found(asked, of, asked.cluster, asked.ranks)
@@ -73,6 +71,25 @@ def run_plan(asked: Namespace) -> None:
     else:
         print(f"{found}\n{found.table()}\n")
         print("\n".join([*found.prediction.lines(*money), *_without_host(found, kind, _limit(asked)), f"wrote {path}"]))
+
+
+def run_check(asked: Namespace) -> None:
+    """Check a plan, which says all."""
+    asked.sweep = asked.memory = asked.dtype = asked.out = asked.svg = None
+    asked.seek = False
+    if _opens(asked.plan):
+        raise SbpError(
+            f"{asked.plan} leaves degrees open, which are looked for before it is checked\n"
+            f"  write python -m sbpflow plan {asked.model} {asked.plan}"
+        )
+    _rented(asked)
+    _check(asked, named(asked, asked.model), asked.total_tokens, asked.price, _failures(asked))
+
+
+def _check(asked: Namespace, of: NamedModel, *money: Any) -> None:
+    known = checked(asked, of, asked.plan)
+    said = known.checked.dict() | {"prediction": known.dict(*money)}
+    print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
 
 
 def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | None) -> FoundPlan:

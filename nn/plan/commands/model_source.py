@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...placement.errors import MissingError, SbpError
+from ....placement.errors import MissingError, SbpError
 
 __all__ = ["NamedModel", "model_called"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from ...placement import Cluster
-from ...placement.cluster import presets
-from ...placement.errors import SbpError
+from ....placement import Cluster
+from ....placement.cluster import presets
+from ....placement.errors import SbpError
 
 __all__ = ["CardKind", "card_kinds", "cards_of"]
 

@@ -1,0 +1,211 @@
+"""The commands of a model under a plan: check, plan, explain, report, draw, diff and simulate.
+
+python -m sbpflow plan LlamaForCausalLM --gpus 16xH100              finds a plan, and writes it
+python -m sbpflow plan LlamaForCausalLM --gpus 64xH100 --seek       looks for pipelines and other degrees, too
+python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table over counts of cards
+python -m sbpflow check my.plan LlamaForCausalLM --cluster h100x8*2
+python -m sbpflow explain my.plan LlamaForCausalLM
+python -m sbpflow report my.plan LlamaForCausalLM -o step.html
+python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
+python -m sbpflow diff a.plan b.plan
+python -m sbpflow simulate LlamaForCausalLM my.plan
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from ....placement.errors import SbpError
+from ..check import Checked, planned_step, priced_by, stepped
+from ..language.diff import diff
+from ..plan import Plan
+from ..search.degrees import THINGS
+from ..training import PUBLISHED
+from .cards import card_kinds
+from .plan_command import checked, named, run_check, run_plan
+from .words import one_of
+
+__all__ = ["add_commands", "run_command"]
+
+PAGE = Path("step.html")
+
+
+def add_commands(commands: Any) -> None:
+    """Add the subcommands to a parser."""
+    planning = _command(commands, "plan", "find a plan for a model, or check one", "LlamaForCausalLM --gpus 8xH100")
+    _model_of(planning)
+    planning.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="the file of a plan, to check")
+    planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
+    planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
+    planning.add_argument("--seek", action="store_true", help=f"look for {', '.join(THINGS)} too")
+    planning.add_argument("--sweep", metavar="N..M", help="each count from N to M, doubled, of --gpus xKIND")
+    planning.add_argument("--svg", type=Path, metavar="FILE", help="draw a sweep, as .svg or .png")
+    dtypes = "bf16", "fp16", "fp32"
+    taken = "{" + ",".join(dtypes) + "}"
+    planning.add_argument(
+        "--dtype", type=one_of(*dtypes), metavar=taken, help="weights; states are fp32 (bf16 on --gpus)"
+    )
+    _rent_of(planning)
+    checking = _command(commands, "check", "check a plan for a model", "my.plan LlamaForCausalLM --gpus 8xH100")
+    _plan_first(checking)
+    _rent_of(checking)
+    explaining = _command(commands, "explain", "tell all of a step under a plan: its ops, moves and memory", _PAIR)
+    _plan_first(explaining)
+    reporting = _command(commands, "report", "write the page of a step under a plan", f"{_PAIR} -o {PAGE}")
+    _plan_first(reporting)
+    reporting.add_argument("-o", "--out", type=Path, default=PAGE, metavar="FILE", help=f"a page (default {PAGE})")
+    drawing = _command(commands, "draw", "draw the step of a model under a plan", "MODEL my.plan -o step.svg")
+    _model_of(drawing)
+    drawing.add_argument("plan", metavar="PLAN", type=Path)
+    drawing.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FILE", help=".svg, .png, .pdf, .dot or .html"
+    )
+    differing = _command(commands, "diff", "show what two plans say differently", "a.plan b.plan")
+    differing.add_argument("a", type=Path)
+    differing.add_argument("b", type=Path)
+    differing.add_argument("--model", metavar="MODEL", help="also what each costs for a model")
+    _batch_of(differing)
+
+
+_PAIR = "my.plan LlamaForCausalLM"
+
+
+def _command(commands: Any, name: str, help: str, example: str) -> ArgumentParser:
+    made: ArgumentParser = commands.add_parser(name, help=help, example=example)
+    made.add_argument("--json", action="store_true", help="print the answer as json")
+    return made
+
+
+def _plan_first(parser: ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN", type=Path, help="the file of a plan")
+    _model_of(parser)
+
+
+def _rent_of(parser: ArgumentParser) -> None:
+    """Add the words on cards that one would rent, and for how long."""
+    parser.add_argument("--gpus", metavar="NxKIND", help=f"so many cards of {', '.join(card_kinds())}, as in 8xH100")
+    parser.add_argument("--total-tokens", type=float, metavar="N", help="words of a whole training, as in 15e12")
+    parser.add_argument("--price", type=float, metavar="MONEY", help="of a card and hour")
+    _failures_of(parser)
+
+
+def add_model(parser: ArgumentParser) -> None:
+    """Add the words that `simulate` takes where it is given a model and a plan."""
+    parser.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="a plan: NAME is then a model")
+    _batch_of(parser)
+
+
+def _model_of(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="module:function, file.py:function, a class of transformers, or a config file"
+    )
+    _batch_of(parser)
+
+
+def _batch_of(parser: ArgumentParser) -> None:
+    parser.add_argument("--cluster", metavar="NAME", help="prices, such as h100x8*16 or a .toml file")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples, where the model comes without")
+    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="tokens of each (default 1024)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks, of which `*` in a grid is what is left")
+
+
+def _failures_of(parser: ArgumentParser) -> None:
+    """Add the words on what stops a training; their defaults are published figures."""
+    for name, unit, what in (
+        ("rate", "N", f"unplanned stops of a card and hour (default {PUBLISHED.rate:.3g})"),
+        ("storage", "BYTES", f"bytes a second and card, as saves are written (default {PUBLISHED.storage:.3g})"),
+        ("restart", "SECONDS", f"from a stop until saves are read (default {PUBLISHED.restart:g})"),
+    ):
+        parser.add_argument(f"--{name}", type=float, metavar=unit, help=f"of --total-tokens: {what}")
+
+
+def run_command(asked: Namespace) -> None:
+    """Run one of them."""
+    if asked.command in ("check", "explain", "report"):
+        _in_order(asked)
+    of = {"check": run_check, "plan": run_plan, "explain": _explain, "report": _report, "draw": _draw}
+    {**of, "diff": _diff, "simulate": _simulate}[asked.command](asked)
+
+
+def _in_order(asked: Namespace) -> None:
+    """Take MODEL PLAN as PLAN MODEL, where it is plain which is which."""
+    if Path(asked.model).suffix == ".plan" and asked.plan.suffix != ".plan":
+        asked.plan, asked.model = Path(asked.model), str(asked.plan)
+
+
+def _explain(asked: Namespace) -> None:
+    """All of a step as text."""
+    _, found = _stepped(asked)
+    print(json.dumps(found.report.dict(), indent=1) if asked.json else found.report.full())
+
+
+def _report(asked: Namespace) -> None:
+    """All of a step as a page."""
+    if asked.out.suffix != ".html":
+        raise SbpError(f"-o {asked.out}: a report is a page\n  write -o {asked.out.with_suffix('.html')}")
+    _, found = _stepped(asked)
+    found.report.save(asked.out)
+    _wrote(asked, asked.out)
+
+
+def _draw(asked: Namespace) -> None:
+    step, found = _stepped(asked)
+    if asked.out.suffix == ".html":
+        found.report.save(asked.out)
+    else:
+        from ....boxing.graph.picture.draw import draw
+
+        draw(step.graph, asked.out, prices=found.report.prices)
+    _wrote(asked, asked.out)
+
+
+def _stepped(asked: Namespace) -> tuple[Any, Checked]:
+    of = named(asked, asked.model)
+    with priced_by(asked.cluster):
+        return stepped(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
+
+
+def _wrote(asked: Namespace, path: Path) -> None:
+    print(json.dumps({"file": str(path), "bytes": path.stat().st_size}) if asked.json else f"drew {path}")
+
+
+def _diff(asked: Namespace) -> None:
+    found = diff(Plan.load(asked.a), Plan.load(asked.b))
+    if not asked.json:
+        print(found)  # first what takes no time
+    costs: dict[str, Checked] = {}
+    if asked.model:
+        of = named(asked, asked.model)
+        costs = {str(path): checked(asked, of, path).checked for path in (asked.a, asked.b)}
+    if asked.json:
+        print(json.dumps({**found.dict(), "checked": {name: one.dict() for name, one in costs.items()}}, indent=1))
+        return
+    for one in costs.values():
+        print(one)
+
+
+def _simulate(asked: Namespace) -> None:
+    """The course of micro-batches before anything runs."""
+    of = named(asked, asked.schedule)
+    with priced_by(asked.cluster):
+        step = planned_step(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
+    pieces = step.plan.pieces
+    if pieces is None:
+        raise SbpError(
+            f"{asked.plan} has no pipeline, so that there is no course of micro-batches\n"
+            "  give it one, as in pipe model.layers over pipe by 1f1b, 8 micro-batches; or see its moves: "
+            "python -m sbpflow plan MODEL PLAN"
+        )
+    schedule, costs, many = pieces.options.policy, pieces.costs(), pieces.options.micro_batches
+    stages = len(pieces.course().stages)
+    if schedule.linear and stages < len(costs):
+        shown = schedule.show(m=many, costs=costs, devices=pieces.first.variant.where.group)
+    else:
+        shown = schedule.show(stages, many, v=len(costs) // stages, costs=costs)
+    course = pieces.course()
+    said = {**shown.dict(), "seconds": course.seconds, "once": course.once} if asked.json else {}
+    print(json.dumps(said, indent=1) if asked.json else f"{shown}\n{course}")
+    if asked.svg is not None:
+        print(f"drew {shown.draw(asked.svg)}", file=sys.stderr if asked.json else sys.stdout)
