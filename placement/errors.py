@@ -15,6 +15,7 @@ import torch
 
 __all__ = [
     "ASKED",
+    "ArgumentError",
     "DtypeError",
     "FileError",
     "MissingError",
@@ -84,6 +85,10 @@ class ShapeError(SbpflowError, ValueError):
 
 class DtypeError(SbpflowError, TypeError):
     """A dtype that the operator or the transport cannot carry."""
+
+
+class ArgumentError(SbpflowError, TypeError):
+    """Arguments that a function of the user's does not take."""
 
 
 class ScheduleError(SbpflowError, ValueError):

@@ -43,7 +43,9 @@ class Broadcast:
     True
     """
 
-    def __call__(self) -> "Broadcast":
+    def __call__(self, *dims: object) -> "Broadcast":
+        if dims:
+            raise SbpError(f"B of {', '.join(map(repr, dims))}: B is whole on every rank, and has no dim\n  write B")
         return self
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class Partial:
 
     def __call__(self, reduction: Reduction = "sum") -> "Partial":
         if reduction not in ("sum", "max", "min"):
-            raise SbpError(f'P({reduction!r}): a partial value is "sum", "max" or "min", as in P("max")')
+            raise SbpError(f'P({reduction!r}): no reduction of a partial value\n  write P("sum"), P("max") or P("min")')
         return _partial(reduction)
 
     def __repr__(self) -> str:

@@ -36,9 +36,9 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
         return tuple(chosen)
     if given is B:
         return (B,) * placement.ndim
-    entries = (given,) if isinstance(given, Split | Broadcast | Partial) else given
+    entries = (given,) if isinstance(given, Split | Broadcast | Partial) or given is S else given
     if not isinstance(entries, Sequence):
-        raise SbpError(f"{sbp!r} is no signature; write S(0), B, P, a tuple of them or text like '(S(0), B)'")
+        raise SbpError(f"{sbp!r} is no signature\n  write S(0), B, P, a tuple of them or text like '(S(0), B)'")
     if len(entries) != placement.ndim:
         axes = ", ".join(placement.names or map(str, range(placement.ndim)))
         fix = ", ".join(map(repr, ([*map(_one, entries)] + [B] * placement.ndim)[: placement.ndim]))
@@ -127,8 +127,8 @@ def _one(entry: object) -> Sbp:
             return read
     elif isinstance(entry, Split | Broadcast | Partial):
         return entry
-    fix = "; write S(0), with the dim that is split" if entry is S else "; write S(0), B, P, P('max') or P('min')"
-    raise SbpError(f"{'S' if entry is S else repr(entry)} is no signature of an axis{fix}")
+    fix = "S(0), with the dim that is split" if entry is S else "S(0), B, P, P('max') or P('min')"
+    raise SbpError(f"{'S' if entry is S else repr(entry)} is no signature of an axis\n  write {fix}")
 
 
 def parse(text: str) -> Sbp | tuple[Sbp, ...] | dict[str, Sbp]:

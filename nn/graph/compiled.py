@@ -1,12 +1,13 @@
 """The graph of a model and its loss function, typed as these are: what `compile` makes."""
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ...placement.errors import SbpError
+from ...placement.errors import ArgumentError, SbpError
 from ..eager.refusals import run_untraced
 from .capture.arguments import parameter_names
 from .captures import Captures
@@ -50,10 +51,27 @@ class CompiledGraph(StepGraph, Generic[M, Args, Result]):
     def build(self, *args: Any, **kwargs: Any) -> Any:
         if self.loss is None:
             return self.model(*args, **kwargs)
+        _check_taken(self.loss, self.model, *args, **kwargs)
         result = self.loss(self.model, *args, **kwargs)
         if torch.is_grad_enabled():
             torch.autograd.backward(_first(result))
         return result
+
+
+def _check_taken(loss: Callable[..., Any], model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Refuse arguments of a step that its loss function does not take, in the words of a step."""
+    try:
+        of = signature(loss)
+    except ValueError:  # of a function that is not Python's
+        return
+    try:
+        of.bind(model, *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join([*(type(each).__name__ for each in args), *(f"{name}=" for name in kwargs)])
+        raise ArgumentError(
+            f"the loss function takes {of}, and is called with the model and what the step was given: {error}\n"
+            f"  the step was given ({given}): call it with what the loss function takes behind the model"
+        ) from None
 
 
 def _first(result: Any) -> Tensor:

@@ -129,6 +129,12 @@ def compile(
             f"compile with {type(loss_fn).__name__} for a loss function\n"
             "  give it loss_fn(model, *batch) -> loss, as in flow.compile(model, loss_fn, optimizer)"
         )
+    if loss_fn is not None and _of_torch(loss_fn):
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        raise SbpError(
+            f"compile with torch's {name} for a loss function, which is called with the model first\n"
+            f"  call the model in one, as in lambda model, x, y: {name}(model(x), y)"
+        )
     listed = list(optimizer) if isinstance(optimizer, list | tuple) else [] if optimizer is None else [optimizer]
     if options.get("leave_gradients"):
         listed = [held_by_wrapper(each) or each for each in listed]
@@ -147,6 +153,12 @@ def compile(
     graph: _Compiled[Any, ..., Any] = _Compiled(model, loss_fn, optimizer, said)
     graph.given, graph.beside = made, options
     return graph
+
+
+def _of_torch(loss: Callable[..., Any]) -> bool:
+    """Whether a loss is one of torch's own, a function or a module, which takes results and targets."""
+    of = type(loss) if isinstance(loss, nn.Module) else loss
+    return (getattr(of, "__module__", None) or "").startswith(("torch.nn.modules", "torch.nn.functional"))
 
 
 def _planned(

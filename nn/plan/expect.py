@@ -52,7 +52,7 @@ def expected(plan: PlanText, found: Iterable[Expectation]) -> None:
     wrong = next((finding for finding in found if not finding.holds), None)
     if wrong is not None:
         raise plan.wrong(
-            wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: print(explained(step).full())"
+            wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: python -m sbpflow explain PLAN MODEL, or print(plan.check(..., strict=False).report.full())"
         )
 
 

@@ -257,9 +257,13 @@ def _key(value: Any) -> Hashable:
     except TypeError:
         raise SbpError(
             f"a graph cannot take a {type(value).__name__} as an argument, because its value could change unnoticed "
-            "after compilation\n  pass tensors, numbers, strings, and lists, tuples, dicts or dataclasses of them"
+            f"after compilation\n  pass tensors{_hint(value)}, numbers, strings, and lists, tuples, dicts or dataclasses of them"
         ) from None
     return frozen(value)
+
+
+def _hint(value: Any) -> str:
+    return ", as in torch.from_numpy(x)," if hasattr(value, "__array__") else ""
 
 
 def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:

@@ -91,6 +91,11 @@ def plan(
             "flow.plan is the planner of a model, and was given a layout\n"
             "  how a tensor gets from one layout to another: flow.boxing.plan(src, dst)"
         )
+    if not isinstance(model, nn.Module):
+        raise SbpError(
+            f"flow.plan of {type(model).__name__}\n"
+            "  give it an nn.Module first, and a plan by its name: flow.plan(model, batch, plan=...)"
+        )
     asked = _Question(model, batch, cluster, memory, loss_fn, optimizer, ranks, told)
     with priced_by(cluster), uncollected():
         said = as_plan(plan)

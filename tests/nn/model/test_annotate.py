@@ -200,7 +200,7 @@ def test_what_is_no_module_placement_or_signature_is_told() -> None:
         place([nn.Linear(2, 2), "head"], P0)  # type: ignore[type-var]
     with pytest.raises(PlacementError, match="expected a placement, found 'cpu:0'"):
         place(nn.Linear(2, 2), "cpu:0")  # type: ignore[arg-type]
-    with pytest.raises(SbpError, match="S is no signature of an axis; write S"):
+    with pytest.raises(SbpError, match="S is no signature of an axis\n  write S"):
         shard(nn.Linear(2, 2), {"*": S})  # type: ignore[dict-item]
 
 
