@@ -42,7 +42,10 @@ def picture(dot_source: str, path: Path | str) -> Path:
     path = Path(path)
     form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
-        raise MissingError(f"cannot draw {path.name!r}: a picture is {', '.join(FORMATS)} by its suffix\n  write {path.with_suffix('.svg').name}")
+        raise MissingError(
+            f"cannot draw {path.name!r}: a picture is {', '.join(FORMATS)} by its suffix\n"
+            f"  write {path.with_suffix('.svg').name}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     if form == "dot":
         path.write_text(dot_source, encoding="utf-8")

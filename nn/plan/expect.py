@@ -51,9 +51,8 @@ def expected(plan: PlanText, found: Iterable[Expectation]) -> None:
     """Raise for the first line that does not hold, with that line."""
     wrong = next((finding for finding in found if not finding.holds), None)
     if wrong is not None:
-        raise plan.wrong(
-            wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: python -m sbpflow explain PLAN MODEL, or print(plan.check(..., strict=False).report.full())"
-        )
+        see = "python -m sbpflow explain PLAN MODEL, or print(plan.check(..., strict=False).report.full())"
+        raise plan.wrong(wrong.line, "", f"this does not hold: {wrong.found}\n  see all moves: {see}")
 
 
 def _finding(line: Statement, step: Step, other: Mapping[str, float]) -> Expectation:
