@@ -257,8 +257,8 @@ def _key(value: Any) -> Hashable:
     except TypeError:
         raise SbpError(
             f"a graph cannot take a {type(value).__name__} as an argument, because its value could change unnoticed "
-            f"after compilation\n  pass tensors{_hint(value)}, numbers, strings, and lists, tuples, dicts or dataclasses "
-            "of them"
+            f"after compilation\n  pass tensors{_hint(value)}, numbers, strings, and lists, tuples, dicts or "
+            "dataclasses of them"
         ) from None
     return frozen(value)
 
