@@ -12,11 +12,12 @@ from pathlib import Path
 from benchmarks.parts.command import command_line
 
 from .asked import LONGEST, Answer, asked, known
-from .report import report
+from .report import charts, report
 from .rows import TABLES, rows
 from .setting import Published
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+PICTURES = DOCS.parent / "pictures" / "scale"
 BEGIN, END = "<!-- scale:begin -->", "<!-- scale:end -->"
 FEW = 3  # rows of a table that are asked by --quick
 SAMPLE = 20  # rows of a table of hundreds: every so many-th
@@ -45,10 +46,14 @@ def main() -> None:
                 if answered is not None:
                     tables[table].append(answered)
                     _told(*answered)
-    lines = "\n".join(report({table: told for table, told in tables.items() if told}))
+    found_rows = {table: told for table, told in tables.items() if told}
+    lines = "\n".join(report(found_rows))
     print(lines)
     if options.write:
         _put(lines)
+        for table, picture in charts(found_rows).items():
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            (PICTURES / f"{table}.svg").write_text(picture + "\n", encoding="utf-8")
 
 
 def _chosen(table: str, text: str, *, quick: bool) -> list[tuple[int, Published]]:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,7 @@ __all__ = ["Answer", "asked", "known", "quickest"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("placement", "sbp", "boxing", "actors", "nn")
-OURS = ("asked.py", "models.py")  # what else reads and tells, or stands in the plan and the cluster
+OURS = ("asked.py", "families.py", "models.py")  # what else reads and tells, or stands in the plan and the cluster
 MIXTURES = ("mixtures.py",)  # of models of experts
 Answer = Mapping[str, Any]
 LONGEST = 280  # seconds of the clock
@@ -76,8 +75,9 @@ def _asked(row: Published, number: int, at: int, longest: float) -> Answer:
         answer: Answer = {"error": f"no answer in {longest:.0f} s", "longest": longest}
     else:
         answer = {**_read(ran), "clock": time.monotonic() - start}
-    _file(row.architecture, run).parent.mkdir(exist_ok=True)
-    _file(row.architecture, run).write_text(json.dumps(answer))
+    if "seconds" in answer or "longest" in answer:  # other errors are asked again
+        _file(row.architecture, run).parent.mkdir(exist_ok=True)
+        _file(row.architecture, run).write_text(json.dumps(answer))
     return answer
 
 
@@ -127,24 +127,20 @@ def _answer(of: Architecture, run: Run) -> Answer:
     with priced_by(cluster_of(run)):  # what `plan.check` does, but for its look at axes that do nothing
         step = planned_step(plan, model, batch, loss_fn=loss_of, backend=backend)
         checked = checked_step(plan, step, model, batch, loss_fn=loss_of, idle=False)
-    spent = time.process_time() - start
     report = checked.report
     course = report.course
-    ops: dict[str, float] = defaultdict(float)
-    for op in report.ops:
-        ops[op.op] += (op.seconds or 0.0) * op.count
     ranks = report.memory.ranks.values() if report.memory else ()
     fullest = max(ranks, key=lambda held: held.total, default=None)
+    parts = step_parts(report)
+    spent = time.process_time() - start
     return {
         "seconds": checked.seconds,
         "memory": checked.memory,
         "fits": checked.fits,
         "held": fullest and asdict(fullest),
-        "parts": step_parts(report),
+        "parts": parts,
         "exposed": report.exposed,
         "hidden": report.hidden,
-        "ops": dict(ops),
-        "moves": {f"{m.direction} {m.route}": m.seconds for m in checked.moves},
         "stages": [seconds for _, seconds in course.stages] if course else [],
         "bubble": course.bubble if course else 0.0,
         "once": course.once if course else report.once,

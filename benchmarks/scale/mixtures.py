@@ -44,7 +44,7 @@ class Mixture(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Queries, and keys and values, each by way of a narrow product; what is turned of a key is the same in all heads."""
+    """Queries, and keys and values, each by way of a narrow product; all heads have the same turned part of a key."""
 
     def __init__(self, of: Architecture) -> None:
         super().__init__()

@@ -72,7 +72,8 @@ def plan_of(of: Architecture, run: Run) -> str:
     if not of.fused and run.micro_batches > 1:
         lines.append("draw by micro-batch")
     if run.again:
-        lines.append(AGAIN[run.again])
+        eight = ", sbpflow::product_of_8_bits" if run.again == "products" and run.dtype == "fp8" else ""
+        lines.append(AGAIN[run.again] + eight)
     half = "bf16" if run.dtype == "fp8" else run.dtype
     lines += [f"cast ** to {half}", f"cast grads ** to {run.gradients}", "cast states ** to fp32"]
     if run.dtype == "fp8":

@@ -91,9 +91,7 @@ def megatron_h100(line: Line) -> Iterator[Published]:
     first, *others = _runs(run, samples, (1, most) if run.pipe > 1 else (1,))
     of, seconds = _gpt(line, 4096, 131072, fused=True), float(line["iter_s_derived"])
     said = "selective, ZeRO-1"
-    yield Published(
-        "megatron_h100_weak", line["model"], of, first, seconds, assumed=said, others=tuple(others)
-    )
+    yield Published("megatron_h100_weak", line["model"], of, first, seconds, assumed=said, others=tuple(others))
 
 
 def _runs(run: Run, samples: Iterable[int], chunks: Iterable[int]) -> Iterator[Run]:

@@ -10,8 +10,8 @@ __all__ = ["Architecture", "Published", "Run"]
 class Architecture:
     """A transformer. `ffn` and `keys` are those of Llama; a GPT has 4 times its width, and as many heads of keys.
 
-    With experts, a token goes through those `chosen` and the `shared` ones, each of width `expert_ffn`; the first `dense`
-    layers have none. `latent` are the ranks of DeepSeek's queries, and of its keys and values."""
+    With experts, a token goes through those `chosen` and the `shared` ones, each of width `expert_ffn`; the first
+    `dense` layers have none. `latent` are the ranks of DeepSeek's queries, and of its keys and values."""
 
     family: Literal["gpt", "llama", "mixtral", "deepseek"]
     layers: int
