@@ -1,6 +1,8 @@
 """The published steps that benchmarks/scale asks: every row reads, and its plan is one."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -48,7 +50,9 @@ def test_runs_that_may_have_been_meant_have_the_batch_of_the_row() -> None:
 
 def test_the_quickest_run_that_fits_answers() -> None:
     row = rows("megatron_h100_weak")[0]
-    answers = [{"seconds": at, "fits": fits} for at, fits in ((3.0, True), (1.0, False), (2.0, True))]
+    answers: list[Mapping[str, Any]] = [
+        {"seconds": at, "fits": fits} for at, fits in ((3.0, True), (1.0, False), (2.0, True))
+    ]
     found, answer = quickest(row, answers)
     assert (found.run, answer["seconds"]) == (row.others[1], 2.0)
     assert found.assumed.startswith("4 samples, v=1, the quickest of 2 runs that fit")

@@ -13,7 +13,6 @@ __all__ = ["TABLES", "rows"]
 Line = Mapping[str, str]
 KORTHIKANTI = "korthikanti2022_table5"
 MOST_CHUNKS = 8  # of a stage, where a table does not say how many
-HALVES = {"dtype": "fp16", "gradients": "fp16"}  # what Megatron-LM did unless it was asked to add up in float32
 FOLDER = Path(__file__).with_name("published")
 LLAMA = {
     "8B": Architecture("llama", 32, 4096, 32, 128256, 8192, 14336, 8),
@@ -43,6 +42,11 @@ def _degrees(hardware: str, line: Line) -> Run:
     return Run(hardware, data, tensor, pipe, schedule=schedule, chunks=chunks, samples=samples)
 
 
+def _halves(run: Run) -> Run:
+    """A run in fp16: gradients are of fp16, too, unless Megatron-LM is asked to add up in float32."""
+    return replace(run, dtype="fp16", gradients="fp16")
+
+
 def _selective(hardware: str, line: Line) -> Run:
     """A run of which a table says no micro-batch: one sample, attention run again, sequence parallel, ZeRO-1."""
     run = _degrees(hardware, line)
@@ -52,12 +56,12 @@ def _selective(hardware: str, line: Line) -> Run:
 def ptdp(line: Line) -> Iterator[Published]:
     """Micro-batches, schedule and full recomputation are said."""
     many = int(line["microbatches_per_pipeline"])
-    run = replace(_degrees("a100", line), micro_batches=many, again="full", **HALVES)
+    run = replace(_halves(_degrees("a100", line)), micro_batches=many, again="full")
     yield Published("ptdp_table1", line["model"], _gpt(line, 2048, 51200), run, float(line["iter_s_derived"]))
 
 
 def korthikanti(line: Line) -> Iterator[Published]:
-    run = replace(_degrees("a100", line), **HALVES)
+    run = _halves(_degrees("a100", line))
     run = replace(run, micro_batches=int(line["global_batch"]) // run.data // run.samples)
     of = _gpt(line, 2048, 51200)
     full = replace(run, again="full")
@@ -115,7 +119,7 @@ def zero_bubble(line: Line) -> Iterator[Published]:
     """Stages of one layer less at both ends, which `pipe` finds by what layers take."""
     stages, samples, many = (int(line[key]) for key in ("stages_gpus", "microbatch", "microbatches"))
     schedule = {"1F1B": "1f1b", "ZB-1p": "zb_h1"}[line["schedule"]]
-    run = Run("a100", pipe=stages, samples=samples, micro_batches=many, schedule=schedule, **HALVES)
+    run = _halves(Run("a100", pipe=stages, samples=samples, micro_batches=many, schedule=schedule))
     seconds = samples * many / (float(line["samples_per_gpu_per_s"]) * stages)
     name = f"{line['model']} {line['schedule']} {many}"
     memory = float(line["memory_GB"]) * 1e9
@@ -169,7 +173,7 @@ def vtrain(line: Line) -> Iterator[Published]:
     many = int(line["global batch"]) // data // samples
     if data * samples * many != int(line["global batch"]):
         return
-    run = Run("a100", data, tensor, pipe, micro_batches=many, samples=samples, again="full", **HALVES)
+    run = _halves(Run("a100", data, tensor, pipe, micro_batches=many, samples=samples, again="full"))
     name = f"{of.hidden} x {of.layers}, {data}x{tensor}x{pipe}, {samples} of {line['global batch']}"
     table = "vtrain_multi" if "Parameters (billion)" in line else "vtrain_single"
     yield Published(table, name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")
