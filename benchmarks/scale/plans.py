@@ -36,7 +36,7 @@ layers.*.{norm1,norm2} -> tensor=S(1)
 layers.*.{attention,mlp} -> tensor=S(1)
 layers.* -> tensor=S(1)
 """
-ZERO: tuple[list[str], ...] = ([], ["states **: data=S(0)"], ["{grads,states} **: data=S(0)"], ["**: data=S(0)"])
+ZERO: tuple[list[str], ...] = ([], ["states **"], ["{grads,states} **"], ["**"])  # what is in pieces
 AGAIN = {
     "full": "recompute layers.*",
     "core": "recompute layers.*.attention.core",
@@ -60,8 +60,10 @@ def plan_of(of: Architecture, run: Run) -> str:
             lines += SEQUENCE.replace("{FIRST}", first).strip().splitlines()
     cut = [f"{axis}=S({dim})" for dim, axis in enumerate(("data", "context")) if sizes[axis] > 1]
     lines += [f"input {name} <- {', '.join(cut)}" for name in ("tokens", "targets") if cut]
-    if run.data > 1:
-        lines += ZERO[run.zero]
+    shards = [axis for axis in ("data", "context") if sizes[axis] > 1]  # who has the same weights
+    if shards:
+        over = ", ".join(f"{axis}=S(0)" for axis in shards)
+        lines += [f"{kinds}: {over}" for kinds in ZERO[run.zero]]
     if run.context > 1:
         lines.append("inside layers.*.attention.core use ring over context")
     if run.pipe > 1:
