@@ -49,7 +49,7 @@ def chart(table: str, rows: Sequence[Published], seconds: Sequence[float], basel
         colour = NEAR if abs(off) <= BAND else FAR
         mark = svg.element("circle", cx=x(row.seconds), cy=y(told), r=4, fill=colour, stroke=INK, stroke_width=0.5)
         body.append(svg.tipped(f"{row.name}: {row.seconds:.3g} s published, {told:.3g} s predicted, {off:+.0%}", mark))
-    words = [([NEAR], "within 10 %"), ([FAR], "further off"), ([BASE], "one share of peak and the bubble")]
+    words = [([NEAR], "within 10 %"), ([FAR], "further off"), ([BASE], "the baseline")]
     body += svg.legend(words, LEFT, TOP + SIZE + 28, {"fill": LINE}, stroke=LINE, letter=6)
     return svg.drawing(LEFT + SIZE + 40, TOP + SIZE + 52, *body)
 

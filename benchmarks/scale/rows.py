@@ -159,7 +159,7 @@ def llama3(line: Line) -> Iterator[Published]:
     )
     many = int(line["batch_per_dp"])
     run = Run("h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1)
-    first, *others = _runs(run, (1,), (1, MOST_CHUNKS))
+    first, *others = _runs(run, (1,), (1, min(MOST_CHUNKS, of.layers // run.pipe)))
     name, said = f"{line['gpus']} GPUs", "ZeRO-1"
     yield Published("llama3_405b", name, of, first, seconds, assumed=said, others=tuple(others))
 
