@@ -1,13 +1,32 @@
 """The published steps that benchmarks/scale asks: every row reads, and its plan is one."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
 import pytest
+import torch
 
 import sbpflow as flow
+from benchmarks.scale.asked import quickest
 from benchmarks.scale.baseline import baselines
+from benchmarks.scale.chart import chart
+from benchmarks.scale.families import loss_of, made
+from benchmarks.scale.hardware import cluster_of
+from benchmarks.scale.pairs import named
 from benchmarks.scale.plans import plan_of
+from benchmarks.scale.refit import PARTS, fitted, left_out, scaled
+from benchmarks.scale.report import report
 from benchmarks.scale.rows import TABLES, rows
+from benchmarks.scale.setting import Architecture, Published, Run
 
 GPUS = {"ptdp_table1": [32, 128, 512, 1536, 2520], "megascale_table2": [256, 768, 3072, 8192], "llama3_405b": [8192]}
+MIXTRAL = Architecture("mixtral", 2, 256, 4, 512, 64, 512, 2, experts=8, chosen=2, expert_ffn=512)
+DEEPSEEK = Architecture(
+    "deepseek", 3, 256, 4, 512, 64, 512, 4, experts=8, chosen=2, expert_ffn=64, shared=1, dense=1, latent=(64, 32)
+)
+TELL = {"products": 4.0, "attention": 1.0, "other ops": 2.0, "moves": 1.5, "optimizer": 0.5, "other stages": 2.0}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -15,9 +34,37 @@ def test_rows_are_settings_whose_plans_can_be_read(table: str) -> None:
     found = rows(table)
     assert found
     for row in {row.run: row for row in found}.values():
-        plan = flow.Plan.read(plan_of(row.architecture, row.run))
-        assert str(plan.statements[-1]) == "hold **"
+        for run in (row.run, *row.others):
+            plan = flow.Plan.read(plan_of(row.architecture, run))
+            assert str(plan.statements[-1]) == "hold **"
     assert [row.run.gpus for row in found] == GPUS.get(table, [row.run.gpus for row in found])
+
+
+def test_runs_that_may_have_been_meant_have_the_batch_of_the_row() -> None:
+    for table in ("megatron_h100_weak", "llama3_405b"):
+        for row in rows(table):
+            assert row.others
+            assert {(run.batch, run.gpus) for run in row.others} == {(row.run.batch, row.run.gpus)}
+            assert len({row.run, *row.others}) == 1 + len(row.others)
+
+
+def test_the_quickest_run_that_fits_answers() -> None:
+    row = rows("megatron_h100_weak")[0]
+    answers: list[Mapping[str, Any]] = [
+        {"seconds": at, "fits": fits} for at, fits in ((3.0, True), (1.0, False), (2.0, True))
+    ]
+    found, answer = quickest(row, answers)
+    assert (found.run, answer["seconds"]) == (row.others[1], 2.0)
+    assert found.assumed.startswith("4 samples, v=1, the quickest of 2 runs that fit")
+
+
+def test_where_moves_are_hidden_links_are_quicker_by_what_stays_exposed() -> None:
+    run = Run("h100", data=16)
+    plain, hidden = cluster_of(run), cluster_of(replace(run, hides=True))
+    assert [b.bandwidth / a.bandwidth for a, b in zip(plain.levels, hidden.levels, strict=True)] == [
+        pytest.approx(1 / 0.40),
+        pytest.approx(1 / 0.23),
+    ]
 
 
 def test_work_of_a_forward_is_that_of_the_papers() -> None:
@@ -33,3 +80,61 @@ def test_the_baseline_has_as_many_rows_too_quick_as_too_slow() -> None:
     found = rows("zb_table4_throughput")
     slower = sum(seconds > row.seconds for seconds, row in zip(baselines(found), found, strict=True))
     assert abs(slower - len(found) / 2) <= 1
+
+
+@pytest.mark.parametrize("of", [MIXTRAL, DEEPSEEK], ids=lambda of: of.family)
+def test_models_of_experts_are_checked_with_a_plan_that_sends_tokens(of: Architecture) -> None:
+    run = Run("h100", data=4, expert=4, zero=1)
+    tokens = torch.empty(run.batch, of.length, dtype=torch.long, device="meta")
+    batch = {"tokens": tokens, "targets": torch.empty_like(tokens)}
+    checked = flow.Plan.read(plan_of(of, run)).check(made(of), batch, loss_fn=loss_of, cluster=cluster_of(run))
+    layers = of.layers - of.dense
+    sent = [move.count for move in checked.moves if move.route == "all_to_all over expert"]
+    assert sent == [2 * layers, 2 * layers]  # forward and backward
+    assert checked.seconds > 0
+
+
+def _published(seconds: float, run: Run, of: Architecture = DEEPSEEK) -> Published:
+    return Published("table", "row", of, run, seconds)
+
+
+def test_a_pair_is_of_one_model_on_as_many_cards_more_than_5_percent_apart() -> None:
+    two, four = Run("a100", data=2), Run("a100", data=2, micro_batches=2)
+    found = [_published(1.0, two), _published(1.04, two), _published(1.5, two), _published(1.6, four)]
+    found += [_published(9.0, Run("a100", data=4)), _published(9.0, two, MIXTRAL)]
+    # 1.0 and 1.04 are too near; 1.6 is .8 a sample, quicker than all. Told: 1.5 quicker than 1.0, and as 1.04.
+    assert named(found, [1.0, 0.9, 0.9, 1.6, 1.0, 1.0]) == (3, 5)
+    assert named(found, [row.seconds for row in found]) == (5, 5)
+
+
+def test_a_fit_finds_the_factors_that_made_its_rows() -> None:
+    """Factors of one cost nothing, so that what the rows do not tell stays there."""
+    made_by = {**dict.fromkeys(PARTS, 1.0), "products": 1.3}
+    parts = [{**TELL, part: 3 * TELL[part]} for part in TELL]
+    found = fitted([[(each, scaled(each, made_by)) for each in parts]])
+    assert found == pytest.approx(made_by, rel=0.03)
+
+
+def test_a_table_left_out_is_told_by_the_others_alone() -> None:
+    tables = {name: [(TELL, seconds)] for name, seconds in (("a", 11.0), ("b", 22.0), ("c", 22.0))}
+    one = left_out(tables)
+    assert left_out({**tables, "a": [(TELL, 99.0)]})["a"] == one["a"]
+    assert one["a"] == pytest.approx([22.0], rel=0.02)
+    assert left_out({"a": tables["a"]}) == {}
+
+
+def test_waiting_for_other_stages_grows_with_their_computing() -> None:
+    twice = scaled(TELL, dict.fromkeys(("products", "attention", "other ops"), 2.0))
+    assert twice == 2 * (4 + 1 + 2 + 2) + 1.5 + 0.5
+    assert scaled(TELL, {"moves": 2.0}) == sum(TELL.values()) + 1.5
+
+
+def test_the_report_has_a_line_a_table_and_the_chart_a_mark_a_row() -> None:
+    found = rows("korthikanti2022_table5")
+    base = {"fits": True, "memory": 1e9, "processor": 1.0, "parts": TELL}
+    lines = [*report({"korthikanti2022_table5": [(row, {**base, "seconds": row.seconds}) for row in found]})]
+    assert "| korthikanti2022_table5 | 4 of 4 | 0.0% | 100% | +0% | 16.4% |  | 2 of 2 |" in lines
+    picture = chart("korthikanti2022_table5", found, [1.2 * row.seconds for row in found], baselines(found))
+    tips = [one.text for one in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+    assert [tip for tip in tips if tip and tip.endswith("+20%")] == tips
+    assert len(tips) == len(found)

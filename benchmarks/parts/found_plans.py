@@ -108,7 +108,7 @@ def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
     import torch
     import transformers as t
 
-    from benchmarks.scale.models import loss_of, made
+    from benchmarks.scale.families import loss_of, made
     from benchmarks.scale.setting import Architecture
 
     def words(length: int) -> torch.Tensor:

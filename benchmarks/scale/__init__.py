@@ -4,11 +4,16 @@ rows -> setting -> model, plan, cluster -> asked -> report
 
     published/  the tables, each with its source in its header
     setting     what a row says: a model, how it was trained, on which hardware
-    rows        the reader of the tables
+    rows        the reader of the tables, with the runs that may have been meant where one does not say
     models      GPT as Megatron has it, and Llama, on meta
-    plans       the text of a row's plan
+    mixtures    Mixtral and DeepSeek, of which no table is here
+    families    all of these by name
+    plans       the text of a run's plan
     hardware    its cluster
-    asked       one row in a process of its own, remembered by what it depends on
+    asked       one run in a process of its own, remembered by what it depends on; of several the quickest that fits
     baseline    one share of peak and the bubble, which is all that most tables ask for
+    refit       a fit to all other tables, which has not seen this one
+    pairs       of two runs of a model, whether the quicker one is named
+    chart       predicted against published seconds, as SVG
     report      the tables
 """

@@ -6,17 +6,18 @@ Each row is a process; answers are kept in the folder of temporary files, by the
 """
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.parts.command import command_line
 
 from .asked import LONGEST, Answer, asked, known
-from .report import report
+from .report import charts, report
 from .rows import TABLES, rows
 from .setting import Published
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+PICTURES = DOCS.parent / "pictures" / "scale"
 BEGIN, END = "<!-- scale:begin -->", "<!-- scale:end -->"
 FEW = 3  # rows of a table that are asked by --quick
 SAMPLE = 20  # rows of a table of hundreds: every so many-th
@@ -29,28 +30,30 @@ def main() -> None:
     parser.add_argument("--known", action="store_true", help="nothing is asked that was not asked before")
     parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of the clock for a row")
     options = parser.parse_args()
-    found = {}
+    found: dict[str, list[Future[tuple[Published, Answer] | None]]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
         for table in options.only:
             chosen = _chosen(table, options.row, quick=options.quick)
-            ask = known if options.known else None
-            jobs = [
-                (row, pool.submit(ask, row) if ask else pool.submit(asked, row, number, options.longest))
+            found[table] = [
+                pool.submit(known, row) if options.known else pool.submit(asked, row, number, options.longest)
                 for number, row in chosen
             ]
-            found[table] = [(row, job) for row, job in jobs]
         tables: dict[str, list[tuple[Published, Answer]]] = {}
         for table, waiting in found.items():
             tables[table] = []
-            for row, job in waiting:
-                answer = job.result()
-                if answer is not None:
-                    tables[table].append((row, answer))
-                    _told(row, answer)
-    lines = "\n".join(report({table: told for table, told in tables.items() if told}))
+            for job in waiting:
+                answered = job.result()
+                if answered is not None:
+                    tables[table].append(answered)
+                    _told(*answered)
+    found_rows = {table: told for table, told in tables.items() if told}
+    lines = "\n".join(report(found_rows))
     print(lines)
     if options.write:
         _put(lines)
+        for table, picture in charts(found_rows).items():
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            (PICTURES / f"{table}.svg").write_text(picture + "\n", encoding="utf-8")
 
 
 def _chosen(table: str, text: str, *, quick: bool) -> list[tuple[int, Published]]:

@@ -1,9 +1,8 @@
 """Models as the trainers of the tables have them, on meta: GPT of Megatron-LM, and Llama of torchtitan.
 
 Those of transformers compute the same, but by more kernels: a mask that is added, float32 softmax by casts, rotary
-embeddings in five ops. What trainers run as one kernel is one op here. In a GPT the fused softmax has the mask inside,
-and dropout of the scores, a kernel that reads and writes them, is the scale; a bias and dropout are added with the
-residual.
+embeddings in five ops. What trainers run as one kernel is one op here. In a GPT the fused softmax has scale and mask
+inside, and dropout of the scores is a kernel behind it; a bias and dropout are added with the residual.
 """
 
 import torch
@@ -12,29 +11,18 @@ from torch import Tensor, nn
 
 from .setting import Architecture
 
-__all__ = ["loss_of", "made"]
-
-
-def made(of: Architecture) -> nn.Module:
-    """The model on meta."""
-    with torch.device("meta"):
-        return GPT(of) if of.family == "gpt" else Llama(of)
-
-
-def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+__all__ = ["GPT", "Fused", "GatedMLP", "Llama", "LlamaAttention"]
 
 
 class Scores(nn.Module):
-    """Attention that is not fused: what selective recomputation runs again."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = width**-0.5
+    """Attention that is not fused: what selective recomputation runs again. What is kept is 5 bytes a score: the
+    softmax, its part that dropout leaves, and which that is. Scaling is inside of the kernels."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale
-        return torch.matmul(F.softmax(scores, -1), value)
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        share = F.softmax(scores, -1)
+        kept = torch.ops.sbpflow.kept_on_card(share.detach(), 0.1)  # a byte an element
+        return torch.matmul(share * kept, value)
 
 
 class Attention(nn.Module):
@@ -42,7 +30,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.width = of.heads, of.hidden // of.heads
         self.qkv, self.proj = nn.Linear(of.hidden, 3 * of.hidden), nn.Linear(of.hidden, of.hidden)
-        self.core = Fused(of) if of.fused else Scores(self.width)
+        self.core = Fused(of) if of.fused else Scores()
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -133,10 +121,10 @@ class Fused(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(of.hidden, of.ffn, bias=False) for _ in range(2))
-        self.down = nn.Linear(of.ffn, of.hidden, bias=False)
+        self.gate, self.up = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -147,7 +135,7 @@ class LlamaBlock(nn.Module):
     def __init__(self, of: Architecture) -> None:
         super().__init__()
         self.norm1, self.attention = nn.RMSNorm(of.hidden), LlamaAttention(of)
-        self.norm2, self.mlp = nn.RMSNorm(of.hidden), GatedMLP(of)
+        self.norm2, self.mlp = nn.RMSNorm(of.hidden), GatedMLP(of.hidden, of.ffn)
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), turns)

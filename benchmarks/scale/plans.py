@@ -20,13 +20,23 @@ layers.*.mlp.{gate,up}.weight: tensor=S(0)
 layers.*.mlp.down.weight: tensor=S(1)
 """,
 }
+MIXTURE = """
+{words,head}.weight: tensor=S(0)
+layers.*.attention.{q,k,v,q_up,kv_up}.weight: tensor=S(0)
+layers.*.attention.o.weight: tensor=S(1)
+"""
+TENSOR |= {"mixtral": MIXTURE, "deepseek": MIXTURE}
+EXPERT = """
+layers.*.mlp.experts.*: expert=S(0)
+inside layers.*.mlp.experts use dropless over expert
+"""
 SEQUENCE = """
 {FIRST} -> tensor=S(1)
 layers.*.{norm1,norm2} -> tensor=S(1)
 layers.*.{attention,mlp} -> tensor=S(1)
 layers.* -> tensor=S(1)
 """
-ZERO: tuple[list[str], ...] = ([], ["states **: data=S(0)"], ["{grads,states} **: data=S(0)"], ["**: data=S(0)"])
+ZERO: tuple[list[str], ...] = ([], ["states **"], ["{grads,states} **"], ["**"])  # what is in pieces
 AGAIN = {
     "full": "recompute layers.*",
     "core": "recompute layers.*.attention.core",
@@ -39,7 +49,10 @@ def plan_of(of: Architecture, run: Run) -> str:
     # Inner axes stay in a node: as everybody places them.
     sizes = {"pipe": run.pipe, "data": run.data, "context": run.context, "tensor": run.tensor}
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-    lines = [f"grid cuda ({axes})" if axes else "grid cuda (data=1)"]
+    folded = f", expert={run.expert} folds data" if run.expert > 1 else ""
+    lines = [f"grid cuda ({axes or 'data=1'}{folded})"]
+    if run.expert > 1:
+        lines += EXPERT.strip().splitlines()
     if run.tensor > 1:
         lines += TENSOR[of.family].strip().splitlines()
         if run.sequence:
@@ -47,8 +60,10 @@ def plan_of(of: Architecture, run: Run) -> str:
             lines += SEQUENCE.replace("{FIRST}", first).strip().splitlines()
     cut = [f"{axis}=S({dim})" for dim, axis in enumerate(("data", "context")) if sizes[axis] > 1]
     lines += [f"input {name} <- {', '.join(cut)}" for name in ("tokens", "targets") if cut]
-    if run.data > 1:
-        lines += ZERO[run.zero]
+    shards = [axis for axis in ("data", "context") if sizes[axis] > 1]  # who has the same weights
+    if shards:
+        over = ", ".join(f"{axis}=S(0)" for axis in shards)
+        lines += [f"{kinds}: {over}" for kinds in ZERO[run.zero]]
     if run.context > 1:
         lines.append("inside layers.*.attention.core use ring over context")
     if run.pipe > 1:
@@ -56,10 +71,13 @@ def plan_of(of: Architecture, run: Run) -> str:
         lines.append(f"pipe layers over pipe by {run.schedule}{chunks}, {run.micro_batches} micro-batches")
     elif run.micro_batches > 1:
         lines.append(f"{run.micro_batches} micro-batches")
+    if not of.fused and run.micro_batches > 1:
+        lines.append("draw by micro-batch")
     if run.again:
-        lines.append(AGAIN[run.again])
+        eight = ", sbpflow::product_of_8_bits" if run.again == "products" and run.dtype == "fp8" else ""
+        lines.append(AGAIN[run.again] + eight)
     half = "bf16" if run.dtype == "fp8" else run.dtype
-    lines += [f"cast ** to {half}", "cast {grads,states} ** to fp32"]
+    lines += [f"cast ** to {half}", f"cast grads ** to {run.gradients}", "cast states ** to fp32"]
     if run.dtype == "fp8":
         lines.append("cast layers.*.{attention,mlp} to fp8")
     return "\n".join([*lines, "hold **"])

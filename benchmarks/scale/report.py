@@ -1,44 +1,104 @@
-"""The report: a table of rows for each published table, and what is off by how much in all."""
+"""The report: a table of rows for each published table, what is off by how much in all, and a chart of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from .asked import Answer
 from .baseline import baselines
+from .chart import chart
+from .pairs import named
+from .refit import Row, left_out
 from .setting import Published
 
-__all__ = ["report"]
+__all__ = ["charts", "report"]
 
 Found = Sequence[tuple[Published, Answer]]
+PICTURES = "pictures/scale"  # in the docs
 
 
 def report(tables: Mapping[str, Found]) -> Iterator[str]:
     """Lines in Markdown."""
-    all_errors: list[float] = []
-    all_base: list[float] = []
-    summary = [
-        "| table | rows | median | within 20 % | worst | one share of peak and the bubble |",
-        "|---|---|---|---|---|---|",
-    ]
-    body: list[str] = []
+    told = {name: _told(found) for name, found in tables.items()}
+    told = {name: found for name, found in told.items() if found}
+    yield from _summary(tables, told)
+    yield from _memory(told)
     for name, found in tables.items():
-        told = [(row, answer) for row, answer in found if "seconds" in answer]
-        base = baselines([row for row, _ in told]) if told else []
-        errors = [answer["seconds"] / row.seconds - 1 for row, answer in told]
-        others = [seconds / row.seconds - 1 for seconds, (row, _) in zip(base, told, strict=True)]
-        all_errors += errors
-        all_base += others
+        yield from ("", f"**{name}**", "")
+        if name in told:
+            yield from (f"![predicted against published seconds of {name}]({PICTURES}/{name}.svg)", "")
+        yield from _rows(found)
+
+
+def charts(tables: Mapping[str, Found]) -> dict[str, str]:
+    """A chart of each table that has answers."""
+    told = {name: _told(found) for name, found in tables.items()}
+    return {
+        name: chart(name, _published(found), _seconds(found), baselines(_published(found)))
+        for name, found in told.items()
+        if found
+    }
+
+
+def _told(found: Found) -> Found:
+    return [(row, answer) for row, answer in found if "seconds" in answer]
+
+
+def _published(found: Found) -> list[Published]:
+    return [row for row, _ in found]
+
+
+def _seconds(found: Found) -> list[float]:
+    return [answer["seconds"] for _, answer in found]
+
+
+def _errors(found: Found, seconds: Sequence[float]) -> list[float]:
+    return [at / row.seconds - 1 for at, (row, _) in zip(seconds, found, strict=True)]
+
+
+def _summary(tables: Mapping[str, Found], told: Mapping[str, Found]) -> Iterator[str]:
+    """A line a table. Where a table was left out of a fit, the fit is to all others of its family of devices."""
+    yield "| table | rows | median | within 20 % | worst | one share of peak and the bubble | fit without it | pairs |"
+    yield "|---|---|---|---|---|---|---|---|"
+    without = _without(told)
+    errors, base, fits = list[float](), list[float](), list[float]()
+    right = pairs = 0
+    for name, found in told.items():
+        own, others = _errors(found, _seconds(found)), _errors(found, baselines(_published(found)))
+        fit = _errors(found, without[name]) if name in without else []
+        good, of = named(_published(found), _seconds(found))
+        errors, base, fits, right, pairs = errors + own, base + others, fits + fit, right + good, pairs + of
+        count = f"{len(own)} of {len(tables[name])}"
+        yield f"| {name} | {count} | {_figures(own)} | {_middle(others)} | {_middle(fit)} | {_share(good, of)} |"
+    if errors:
+        last = f"{_figures(errors)} | {_middle(base)} | {_middle(fits)} | {_share(right, pairs)}"
+        yield f"| **all** | {len(errors)} | {last} |"
+
+
+def _without(told: Mapping[str, Found]) -> dict[str, list[float]]:
+    """By table, the seconds of its rows by a fit to the other tables of its family."""
+    families: dict[str, dict[str, list[Row]]] = {}
+    for name, found in told.items():
+        family = found[0][0].run.hardware.split()[0]
+        families.setdefault(family, {})[name] = [(answer["parts"], row.seconds) for row, answer in found]
+    return {name: seconds for tables in families.values() for name, seconds in left_out(tables).items()}
+
+
+def _memory(told: Mapping[str, Found]) -> Iterator[str]:
+    """A line for each table that says what the fullest card had."""
+    yield from ("", "| memory of | rows | median | most too low | most too high |", "|---|---|---|---|---|")
+    for name, found in told.items():
+        errors = [answer["memory"] / row.memory - 1 for row, answer in found if row.memory]
         if errors:
-            summary.append(f"| {name} | {len(errors)} of {len(found)} | {_figures(errors)} | {_middle(others)} |")
-        body += ["", f"**{name}**", "", *_rows(found, dict(zip([id(row) for row, _ in told], base, strict=True)))]
-    if all_errors:
-        summary.append(f"| **all** | {len(all_errors)} | {_figures(all_errors)} | {_middle(all_base)} |")
-    yield from summary
-    yield from body
+            low, high = min(*errors, 0.0), max(*errors, 0.0)
+            yield f"| {name} | {len(errors)} | {_middle(errors)} | {low:+.0%} | {high:+.0%} |"
 
 
 def _middle(errors: Sequence[float]) -> str:
-    return f"{median(map(abs, errors)):.1%}"
+    return f"{median(map(abs, errors)):.1%}" if errors else ""
+
+
+def _share(right: int, pairs: int) -> str:
+    return f"{right} of {pairs}" if pairs else ""
 
 
 def _figures(errors: Sequence[float]) -> str:
@@ -46,16 +106,20 @@ def _figures(errors: Sequence[float]) -> str:
     return f"{_middle(errors)} | {near:.0%} | {max(errors, key=abs):+.0%}"
 
 
-def _rows(found: Found, base: Mapping[int, float]) -> Iterator[str]:
-    yield "| row | published, s | predicted | off | baseline | memory, GB | published | assumed |"
-    yield "|---|---|---|---|---|---|---|---|"
+def _rows(found: Found) -> Iterator[str]:
+    told = _told(found)
+    base = {
+        id(row): seconds for (row, _), seconds in zip(told, baselines(_published(told)) if told else [], strict=True)
+    }
+    yield "| row | published, s | predicted | off | baseline | memory, GB | published | assumed | asked in, s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for row, answer in found:
         held = f"{row.memory / 1e9:.1f}" if row.memory else ""
         if "seconds" not in answer:
-            yield f"| {row.name} | {row.seconds:.3g} | {str(answer['error'])[:60]} | | | | {held} | {row.assumed} |"
+            said = str(answer["error"])[:60]
+            yield f"| {row.name} | {row.seconds:.3g} | {said} | | | | {held} | {row.assumed} | |"
             continue
         off, other = answer["seconds"] / row.seconds - 1, base[id(row)] / row.seconds - 1
-        figures = (
-            f"{row.seconds:.3g} | {answer['seconds']:.3g} | {off:+.0%} | {other:+.0%} | {answer['memory'] / 1e9:.1f}"
-        )
-        yield f"| {row.name} | {figures} | {held} | {row.assumed} |"
+        figures = f"{row.seconds:.3g} | {answer['seconds']:.3g} | {off:+.0%} | {other:+.0%}"
+        took = f"{answer['processor']:.0f}"
+        yield f"| {row.name} | {figures} | {answer['memory'] / 1e9:.1f} | {held} | {row.assumed} | {took} |"

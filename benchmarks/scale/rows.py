@@ -1,8 +1,9 @@
 """The rows of the published tables, as settings; what a table does not say is assumed, and told with the row."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from .setting import Architecture, Published, Run
@@ -11,6 +12,7 @@ __all__ = ["TABLES", "rows"]
 
 Line = Mapping[str, str]
 KORTHIKANTI = "korthikanti2022_table5"
+MOST_CHUNKS = 8  # of a stage, where a table does not say how many
 FOLDER = Path(__file__).with_name("published")
 LLAMA = {
     "8B": Architecture("llama", 32, 4096, 32, 128256, 8192, 14336, 8),
@@ -40,6 +42,11 @@ def _degrees(hardware: str, line: Line) -> Run:
     return Run(hardware, data, tensor, pipe, schedule=schedule, chunks=chunks, samples=samples)
 
 
+def _halves(run: Run) -> Run:
+    """A run in fp16: gradients are of fp16, too, unless Megatron-LM is asked to add up in float32."""
+    return replace(run, dtype="fp16", gradients="fp16")
+
+
 def _selective(hardware: str, line: Line) -> Run:
     """A run of which a table says no micro-batch: one sample, attention run again, sequence parallel, ZeRO-1."""
     run = _degrees(hardware, line)
@@ -49,12 +56,12 @@ def _selective(hardware: str, line: Line) -> Run:
 def ptdp(line: Line) -> Iterator[Published]:
     """Micro-batches, schedule and full recomputation are said."""
     many = int(line["microbatches_per_pipeline"])
-    run = replace(_degrees("a100", line), micro_batches=many, again="full", dtype="fp16")
+    run = replace(_halves(_degrees("a100", line)), micro_batches=many, again="full")
     yield Published("ptdp_table1", line["model"], _gpt(line, 2048, 51200), run, float(line["iter_s_derived"]))
 
 
 def korthikanti(line: Line) -> Iterator[Published]:
-    run = replace(_degrees("a100", line), dtype="fp16")
+    run = _halves(_degrees("a100", line))
     run = replace(run, micro_batches=int(line["global_batch"]) // run.data // run.samples)
     of = _gpt(line, 2048, 51200)
     full = replace(run, again="full")
@@ -72,19 +79,31 @@ def mtnlg(line: Line) -> Iterator[Published]:
 
 
 def megascale(line: Line) -> Iterator[Published]:
-    run = _selective("a100", line)
-    said, seconds = "1 sample, selective, ZeRO-1", float(line["iteration_s"])
-    yield Published(
-        "megascale_table2", f"{line['gpus']} GPUs", _gpt(line, 2048, 64000, fused=True), run, seconds, assumed=said
-    )
+    """The rows of Megatron-LM, without the fused attention that the paper adds to it."""
+    run, of = _selective("a100", line), _gpt(line, 2048, 64000)
+    said, seconds = "1 sample, selective, ZeRO-1, no fused attention", float(line["iteration_s"])
+    yield Published("megascale_table2", f"{line['gpus']} GPUs", of, run, seconds, assumed=said)
 
 
 def megatron_h100(line: Line) -> Iterator[Published]:
-    run = _selective("h100", line)
-    said, seconds = "1 sample, selective, ZeRO-1, no virtual stages", float(line["iter_s_derived"])
-    yield Published(
-        "megatron_h100_weak", line["model"], _gpt(line, 4096, 131072, fused=True), run, seconds, assumed=said
-    )
+    """Neither micro-batch nor virtual stages are said, and that data, tensor and pipeline moves are overlapped is."""
+    run = replace(_selective("h100", line), hides=True)
+    per_stage = int(line["layers"]) // run.pipe
+    most = max(v for v in range(1, MOST_CHUNKS + 1) if per_stage % v == 0)
+    samples = (1, 2, 4) if run.pipe == 1 else (1, 2)
+    first, *others = _runs(run, samples, (1, most) if run.pipe > 1 else (1,))
+    of, seconds = _gpt(line, 4096, 131072, fused=True), float(line["iter_s_derived"])
+    said = "selective, ZeRO-1"
+    yield Published("megatron_h100_weak", line["model"], of, first, seconds, assumed=said, others=tuple(others))
+
+
+def _runs(run: Run, samples: Iterable[int], chunks: Iterable[int]) -> Iterator[Run]:
+    """The same batch in micro-batches of so many samples, in stages of so many chunks."""
+    whole = run.micro_batches * run.samples
+    for many, v in product(samples, chunks):
+        if whole % many == 0:
+            schedule = "interleaved" if v > 1 else "1f1b"
+            yield replace(run, samples=many, micro_batches=whole // many, chunks=v, schedule=schedule)
 
 
 def oneflow(line: Line) -> Iterator[Published]:
@@ -99,7 +118,7 @@ def zero_bubble(line: Line) -> Iterator[Published]:
     """Stages of one layer less at both ends, which `pipe` finds by what layers take."""
     stages, samples, many = (int(line[key]) for key in ("stages_gpus", "microbatch", "microbatches"))
     schedule = {"1F1B": "1f1b", "ZB-1p": "zb_h1"}[line["schedule"]]
-    run = Run("a100", pipe=stages, samples=samples, micro_batches=many, schedule=schedule, dtype="fp16")
+    run = _halves(Run("a100", pipe=stages, samples=samples, micro_batches=many, schedule=schedule))
     seconds = samples * many / (float(line["samples_per_gpu_per_s"]) * stages)
     name = f"{line['model']} {line['schedule']} {many}"
     memory = float(line["memory_GB"]) * 1e9
@@ -120,6 +139,8 @@ def torchtitan(line: Line) -> Iterator[Published]:
         sequence=sizes["TP"] > 1,
         zero=3,
         dtype="fp8" if line["dtype"] == "float8" else "bf16",
+        compiled="compile" in words,
+        hides="AsyncTP" in words,
     )
     of = replace(LLAMA[line["model"]], length=length)
     seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
@@ -138,7 +159,9 @@ def llama3(line: Line) -> Iterator[Published]:
     )
     many = int(line["batch_per_dp"])
     run = Run("h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1)
-    yield Published("llama3_405b", f"{line['gpus']} GPUs", of, run, seconds, assumed="1 sample, no virtual stages")
+    first, *others = _runs(run, (1,), (1, min(MOST_CHUNKS, of.layers // run.pipe)))
+    name, said = f"{line['gpus']} GPUs", "ZeRO-1"
+    yield Published("llama3_405b", name, of, first, seconds, assumed=said, others=tuple(others))
 
 
 def vtrain(line: Line) -> Iterator[Published]:
@@ -150,7 +173,7 @@ def vtrain(line: Line) -> Iterator[Published]:
     many = int(line["global batch"]) // data // samples
     if data * samples * many != int(line["global batch"]):
         return
-    run = Run("a100", data, tensor, pipe, micro_batches=many, samples=samples, again="full", dtype="fp16")
+    run = _halves(Run("a100", data, tensor, pipe, micro_batches=many, samples=samples, again="full"))
     name = f"{of.hidden} x {of.layers}, {data}x{tensor}x{pipe}, {samples} of {line['global batch']}"
     table = "vtrain_multi" if "Parameters (billion)" in line else "vtrain_single"
     yield Published(table, name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")

@@ -8,9 +8,12 @@ __all__ = ["Architecture", "Published", "Run"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A transformer. `ffn` and `keys` are those of Llama; a GPT has 4 times its width, and as many heads of keys."""
+    """A transformer. `ffn` and `keys` are those of Llama; a GPT has 4 times its width, and as many heads of keys.
 
-    family: Literal["gpt", "llama"]
+    With experts, a token goes through those `chosen` and the `shared` ones, each of width `expert_ffn`; the first
+    `dense` layers have none. `latent` are the ranks of DeepSeek's queries, and of its keys and values."""
+
+    family: Literal["gpt", "llama", "mixtral", "deepseek"]
     layers: int
     hidden: int
     heads: int
@@ -19,11 +22,19 @@ class Architecture:
     ffn: int = 0
     keys: int = 0
     fused: bool = True  # attention in one kernel; the tables of 2021 and 2022 have none
+    experts: int = 0
+    chosen: int = 0
+    expert_ffn: int = 0
+    shared: int = 0
+    dense: int = 0
+    latent: tuple[int, int] = (0, 0)
 
     @property
     def flops(self) -> float:
         """FLOPs of a forward of one sequence: products of weights and all of attention, the causal half not counted."""
         h, s = self.hidden, self.length
+        if self.experts:
+            raise NotImplementedError("no table has experts, so that no baseline of work is asked of them")
         inner, keys = (3 * self.ffn, self.keys) if self.family == "llama" else (8 * h, self.heads)
         weights = h * (2 * h + 2 * h * keys // self.heads + inner)
         scores = 2 * h * s * (0.5 if self.fused else 1.0)  # fused attention skips what it does not see
@@ -39,6 +50,7 @@ class Run:
     tensor: int = 1
     pipe: int = 1
     context: int = 1
+    expert: int = 1  # of the ranks of `data`
     schedule: str = "1f1b"
     chunks: int = 1
     micro_batches: int = 1
@@ -47,6 +59,9 @@ class Run:
     sequence: bool = False  # whether the results of norms are cut along tensor, too
     zero: int = 0
     dtype: str = "bf16"
+    gradients: str = "fp32"
+    compiled: bool = False  # else a trainer runs kernels one by one
+    hides: bool = False  # whether moves of tensors, data and stages go beside the computing, as far as they do
 
     @property
     def gpus(self) -> int:
@@ -59,7 +74,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Published:
-    """One row of a table: the seconds of its step, and bytes of the fullest rank where it says so."""
+    """One row of a table: the seconds of its step, and bytes of the fullest rank where it says so.
+
+    Where it does not say how it was run, `others` are the runs that may have been meant: the quickest that fits."""
 
     table: str
     name: str
@@ -68,3 +85,4 @@ class Published:
     seconds: float
     memory: float | None = None
     assumed: str = ""  # what the table does not say
+    others: tuple[Run, ...] = ()
