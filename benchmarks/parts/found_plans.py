@@ -24,6 +24,9 @@ DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batc
     ("llama-3-405b", 16384, 2048),
     ("gpt-3-175b", 1024, 1536),
     ("mixtral-8x7b", 64, 512),
+    ("qwen3-30b-a3b", 8, 64),
+    ("qwen3-30b-a3b", 64, 512),
+    ("deepseek-v3", 2048, 16384),
 )
 PUBLISHED = {
     "gpt-3-175b": "grid cuda (pipe=8, data=16, tensor=8)",
@@ -133,6 +136,11 @@ def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
                 ),
                 4096,
             ),
+            "qwen3-30b-a3b": lambda: (
+                t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(num_hidden_layers=48, norm_topk_prob=True, head_dim=128)),
+                4096,
+            ),
+            "deepseek-v3": lambda: (t.DeepseekV3ForCausalLM(t.DeepseekV3Config()), 4096),
             "mixtral-8x7b": lambda: (t.MixtralForCausalLM(t.MixtralConfig(sliding_window=None)), 4096),
             "t5-large": lambda: (
                 t.T5ForConditionalGeneration(

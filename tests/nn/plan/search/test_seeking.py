@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow.nn.plan.check import priced_by
+from sbpflow.nn.graph.captures import Captures
+from sbpflow.nn.graph.passes import Passes
+from sbpflow.nn.plan.check import planned_step, priced_by
 from sbpflow.nn.plan.language.statements import Limit, Pipe
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
@@ -85,6 +87,36 @@ def test_what_is_found_says_all_and_reads_back_to_the_same_step() -> None:
     assert "seek" not in plan.text.replace("# ", "")
     assert plan.prediction.ranks == 8
     assert all(one.why for one in plan.runners_up)
+
+
+def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[str] = []
+    capture = Passes.captured
+    monkeypatch.setattr(Passes, "captured", lambda self, call: captured.append(self.name) or capture(self, call))
+    model, tokens = made()
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        for tensor in (1, 2, 4, 8):
+            seeking.add(iter([Degrees(1, 8 // tensor, tensor, 2 * tensor)]))
+    assert len(captured) == 1
+    assert len({known.memory for known in seeking.found.values()}) == 4
+
+
+class Placed(Net):
+    """Makes words of its own where the grid is."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = super().forward(tokens.to_global(sbp=flow.S(0)))  # type: ignore[attr-defined]
+        return found
+
+
+def test_a_program_that_places_tensors_is_captured_for_each_grid() -> None:
+    with torch.device("meta"):
+        model, tokens = Placed(6), torch.zeros(16, LENGTH, dtype=torch.long)
+    captures = Captures()
+    for grid in ("grid cuda (data=8)", "grid cuda (data=4)", "grid cuda (data=8)"):
+        planned_step(flow.Plan.read(grid), model, tokens, loss_fn=loss_of, captures=captures)
+    assert len(captures.made) == 2
 
 
 @pytest.mark.sweep
