@@ -13,7 +13,7 @@ CLUSTERS = ("h100x8", "h100x8*2", "h100x8*16", "h100x8*128")
 MODELS = ("gpt2-medium", "llama-7b", "mixtral-8x7b", "t5-large")
 CASES = [(model, cluster, 0) for cluster in CLUSTERS for model in MODELS] + [("llama-7b", "h100x8", 60)]
 COLUMNS = ("model", "cluster", "limit, GiB", "processor s", "wall s", "process GiB", "plans", "step", "gap", "answer")
-SEEK = "seek pipe, data, tensor, micro-batches, schedule, recompute"
+SEEK = "seek pipe, data, tensor, expert, micro-batches, schedule, recompute"
 CAST = "cast ** to bf16\ncast {grads,states} ** to fp32"
 DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batch
     ("llama-3-8b", 8, 64),

@@ -23,8 +23,11 @@ def leaves_degrees(given: PlanText) -> bool:
     )
 
 
-def space_of(given: PlanText, model: nn.Module, batch: int, kind: str | None, ranks: int, node: int) -> Space:
-    """The choices that a plan leaves open, for a batch of so many samples on so many ranks."""
+def space_of(
+    given: PlanText, model: nn.Module, batch: int, kind: str | None, ranks: int, node: int, length: int = 0
+) -> Space:
+    """The choices that a plan leaves open, for a batch of so many samples, of so many words if any, on so many
+    ranks."""
     seek = next((s for s in given.statements if isinstance(s, Seek)), None)
     grid = next((s for s in given.statements if isinstance(s, Grid)), None)
     named = set(seek.what) if seek is not None else set()
@@ -40,7 +43,7 @@ def space_of(given: PlanText, model: nn.Module, batch: int, kind: str | None, ra
         named.add(PARTS)  # a pipeline has some
     _checked(given, seek)
     kind = (grid.type if grid is not None else None) or kind or _kind()
-    space = Space(given, kind, ranks, node, batch, blocks, lists, count, sizes, frozenset(named), *mixtures)
+    space = Space(given, kind, ranks, node, batch, blocks, lists, count, sizes, frozenset(named), *mixtures, length)
     if next(space.every(), None) is None:
         raise SbpError(
             f"a batch of {batch} samples is cut evenly by no choice of degrees on {ranks} ranks\n"

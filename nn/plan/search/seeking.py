@@ -37,7 +37,8 @@ RERUN = 0.9  # share of the forward of blocks that those that run again take at 
 LISTED = 8  # estimates that are runners-up
 
 Told = Callable[[str], object]
-Kind = tuple[int, int, bool, int]  # ranks of `tensor`, samples of a micro-batch, whether blocks run again, `expert`
+# ranks of `tensor`, samples of a micro-batch, whether blocks run again, ranks of `expert` and of `context`
+Kind = tuple[int, int, bool, int, int]
 
 
 class Seeking:
@@ -93,8 +94,14 @@ class Seeking:
         for at in self.space.every():
             n = self.samples(at)
             least[at.tensor] = min(n, least.get(at.tensor, n))
-        for tensor, samples in least.items():
-            self.look(tensor, samples)
+        before = float("inf")
+        for tensor in sorted(least):
+            self.look(tensor, least[tensor], again=False)
+            mine = self.best_of(tensor)
+            if before < mine:  # fewer ranks fit and are quicker: more would move more yet
+                break
+            before = mine
+        self.add_again([*self.found])
         for tensor in sorted(least, key=self.best_of)[:WIDER]:
             samples = least[tensor]
             if self.best_of(tensor) > (1 + WORSE) * self.best_of():
@@ -122,24 +129,27 @@ class Seeking:
         fit = [n for n in more if self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
         return max(fit, default=None)
 
-    def look(self, tensor: int, samples: int) -> bool:
-        """Estimate the choices of a kind, with blocks that run again where some do not fit; whether one of them is the
-        best so far."""
+    def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:
+        """Estimate the choices of a kind, with blocks that run `again` where some do not fit; whether one of them is
+        the best so far."""
         mine = [at for at in self.space.every() if at.tensor == tensor and self.samples(at) == samples]
         before = self.best_of()
         if not mine:
             return False
         self.add(at for one in mine for at in self.variants(one))
-        self.add_again(at for at in self.found if at.tensor == tensor and self.samples(at) == samples)
+        if again:
+            self.add_again(at for at in self.found if at.tensor == tensor and self.samples(at) == samples)
         return self.best_of() < before
 
     def add_again(self, choices: Iterable[Degrees]) -> None:
         """Estimate those of these choices that do not fit, and may be quicker than all that do, with blocks that run
         again."""
+        if not self.space.may_run_again:
+            return
         short = [at for at in choices if not at.again and not self.fits(self.found[at])]
-        quick = [at for at in short if self.again_at_least(at) < self.best_of()]
-        if self.space.may_run_again:
-            self.add(replace(at, again=True) for at in quick)
+        for at in sorted(short, key=self.again_at_least):
+            if self.again_at_least(at) < self.best_of():
+                self.add([replace(at, again=True)])
 
     def again_at_least(self, at: Degrees) -> float:
         """Seconds below which a choice is not if its blocks run again."""
@@ -151,7 +161,7 @@ class Seeking:
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
         yield of
-        if of.data > 1 and of.pipe == 1 and self.space.open_rest:
+        if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
             yield replace(of, spread=True)
         yield from (replace(of, expert=size) for size in self.space.expert_sizes(of))
 
@@ -165,15 +175,15 @@ class Seeking:
                 self.found[at] = estimate(figures, self.space.count, at, self.links(at))
 
     def kind(self, at: Degrees) -> Kind:
-        return at.tensor, self.samples(at), at.again, at.expert
+        return at.tensor, self.samples(at), at.again, at.expert, at.context
 
-    def figures_of(self, tensor: int, samples: int, again: bool, expert: int) -> StageFigures | None:
+    def figures_of(self, tensor: int, samples: int, again: bool, expert: int, context: int) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
         stages = LAYERS if self.space.layers else 1
         parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
-        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert)
+        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context)
         try:
             with use_cluster(roomy(default_cluster(self.space.kind))):
                 steps = [self.sample(at, samples, which) for which in range(len(self.few))]
@@ -182,10 +192,10 @@ class Seeking:
         except Exception as error:  # also of a model that does not run with fewer layers
             self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
             return None
-        shared = f", expert={expert}" if expert > 1 else ""
+        shared = "".join(f", {name}={size}" for name, size in (("expert", expert), ("context", context)) if size > 1)
         said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{', run again' * again}"
         self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
-        return found.gathered(expert)
+        return found.gathered(expert * context)
 
     def sample(self, at: Degrees, samples: int, which: int) -> Step:
         """The step of one of the models with few layers, by a choice."""
@@ -195,7 +205,7 @@ class Seeking:
             rows(self.trying.batch, at.data * at.micro_batches * samples),
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
-            ranks=at.pipe * at.data * at.tensor,
+            ranks=at.pipe * at.alike * at.tensor,
             captures=self.captures.setdefault((samples, which), Captures()),
         )
 
