@@ -57,7 +57,7 @@ class Seeking:
         self.loss_fn = loss_fn
         self.few = [*shorter_models(trying.model, space)] if space.count > LAYERS else []
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
-        self.captures: dict[tuple[int, int], Captures] = {}  # by samples of a micro-batch, and which of the models
+        self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
         self.figures: dict[Kind, StageFigures | None] = {}
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
@@ -199,14 +199,15 @@ class Seeking:
 
     def sample(self, at: Degrees, samples: int, which: int) -> Step:
         """The step of one of the models with few layers, by a choice."""
+        many = at.data * at.micro_batches * samples
         return planned_step(
             Plan.read(self.space.text(at, sample=True)),
             self.few[which],
-            rows(self.trying.batch, at.data * at.micro_batches * samples),
+            rows(self.trying.batch, many),
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
             ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((samples, which), Captures()),
+            captures=self.captures.setdefault((many, which), Captures()),
         )
 
     def tried(self) -> None:
