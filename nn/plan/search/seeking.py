@@ -261,7 +261,12 @@ class Seeking:
         if first is None or not self.fits(first):
             return made
         near = [at for at in made if self.fits(self.found[at]) and self.found[at].seconds <= (1 + NEAR) * first.seconds]
-        return sorted(near, key=lambda at: (at.pipe * at.by.chunks, at.spread, at.tensor)) + made[len(near) :]
+        return sorted(near, key=self.simpler) + made[len(near) :]
+
+    def simpler(self, at: Degrees) -> tuple[bool, int, bool, int]:
+        """The order of choices that are as quick: those that fit without any slack first, then of few stages."""
+        tight = self.limit is not None and self.found[at].memory * self.heavier > self.limit
+        return tight, at.pipe * at.by.chunks, at.spread, at.tensor
 
     def rank(self, at: Degrees) -> tuple[bool, float]:
         known = self.found[at]
