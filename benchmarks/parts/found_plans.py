@@ -13,7 +13,7 @@ CLUSTERS = ("h100x8", "h100x8*2", "h100x8*16", "h100x8*128")
 MODELS = ("gpt2-medium", "llama-7b", "mixtral-8x7b", "t5-large")
 CASES = [(model, cluster, 0) for cluster in CLUSTERS for model in MODELS] + [("llama-7b", "h100x8", 60)]
 COLUMNS = ("model", "cluster", "limit, GiB", "processor s", "wall s", "process GiB", "plans", "step", "gap", "answer")
-SEEK = "seek pipe, data, tensor, micro-batches, schedule, recompute"
+SEEK = "seek pipe, data, tensor, expert, micro-batches, schedule, recompute"
 CAST = "cast ** to bf16\ncast {grads,states} ** to fp32"
 DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batch
     ("llama-3-8b", 8, 64),
@@ -24,6 +24,9 @@ DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batc
     ("llama-3-405b", 16384, 2048),
     ("gpt-3-175b", 1024, 1536),
     ("mixtral-8x7b", 64, 512),
+    ("qwen3-30b-a3b", 8, 64),
+    ("qwen3-30b-a3b", 64, 512),
+    ("deepseek-v3", 2048, 16384),
 )
 PUBLISHED = {
     "gpt-3-175b": "grid cuda (pipe=8, data=16, tensor=8)",
@@ -133,6 +136,11 @@ def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
                 ),
                 4096,
             ),
+            "qwen3-30b-a3b": lambda: (
+                t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(num_hidden_layers=48, norm_topk_prob=True, head_dim=128)),
+                4096,
+            ),
+            "deepseek-v3": lambda: (t.DeepseekV3ForCausalLM(t.DeepseekV3Config()), 4096),
             "mixtral-8x7b": lambda: (t.MixtralForCausalLM(t.MixtralConfig(sliding_window=None)), 4096),
             "t5-large": lambda: (
                 t.T5ForConditionalGeneration(

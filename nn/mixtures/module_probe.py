@@ -7,18 +7,20 @@ What holds for 48 tokens of random numbers, most of which chose the same expert,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from .module_code import ModuleCode, ways_to_see
+from .module_code import ModuleCode, ModuleExperts, ways_to_see
 
 __all__ = ["NoExperts", "SeenExperts", "Shapes", "TokenCall", "ExpertTrial", "check_copied", "seen_experts", "touch"]
 
 Shapes: TypeAlias = Mapping[str, tuple[Sequence[int], torch.dtype]]  # of a module's tensors, as they are used
 TOKENS, EXPERTS, CHOICES = 48, 3, 2
+WIDE, NARROW = 64, 16  # dims above the one are tried as multiples of the other
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 FEW = 1  # the experts of the first part
 
@@ -52,24 +54,60 @@ def seen_experts(module: nn.Module, call: TokenCall, shapes: Shapes) -> SeenExpe
     """The code of a module that is called so; `NoExperts` says what it does that no layer of experts does."""
     check_copied(module)
     held = ", ".join(f"{name} {tuple(shape)}" for name, (shape, _) in shapes.items())
-    whys = []
+    whys: list[str] = []
     for seen in ways_to_see(module):
         code = ModuleCode(module, seen, call.dims, call.keys)
-        for dtype in dict.fromkeys((torch.float64, torch.float32, call.types[0])):  # some kernels take only some dtypes
-            trial = ExpertTrial(code, call, shapes, dtype)
+        small = narrowed(call, shapes, seen)
+        linear = None if small is None else _linear(code, *small, [])  # else all of it tells, and why
+        if linear is None:
+            linear = _linear(code, call, shapes, whys)
+        if linear is not None:
             try:
-                with torch.random.fork_rng(devices=[]), torch.no_grad():
-                    linear = trial.linear()
-                    width, made = trial.made()
-                return SeenExperts(code, width, made, linear)
-            except NoExperts as error:
-                whys.append(str(error))
-                break
+                with torch.no_grad():
+                    made = touch(code, shapes, call)
             except Exception as error:
-                whys.append(
-                    f"it cannot run with some of its experts: {type(error).__name__}: {str(error).splitlines()[0]}"
-                )
+                whys.append(_cannot(error))
+                continue
+            return SeenExperts(code, made.shape[-1], made.dtype, linear)
     raise NoExperts(next(iter(whys), f"no dim of experts is the first of its weights, {held}"))
+
+
+def _linear(code: ModuleCode, call: TokenCall, shapes: Shapes, whys: list[str]) -> bool | None:
+    """Whether shares are but factors; None if it is no layer of experts, for reasons that `whys` gets."""
+    for dtype in dict.fromkeys((torch.float64, torch.float32, call.types[0])):  # some kernels take only some dtypes
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                return ExpertTrial(code, call, shapes, dtype).linear()
+        except NoExperts as error:
+            whys.append(str(error))
+            return None
+        except Exception as error:
+            whys.append(_cannot(error))
+    return None
+
+
+def _cannot(error: Exception) -> str:
+    return f"it cannot run with some of its experts: {type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def narrowed(call: TokenCall, shapes: Shapes, seen: ModuleExperts) -> tuple[TokenCall, Shapes] | None:
+    """The same call and weights with all wide dims in the proportions that they have, since drawing an expert of
+    4096 x 28672 takes seconds; None where none is wide, or experts are rows.
+
+    A module whose own numbers say how wide it is does not run so, and is tried as it is."""
+    dims = {name: [*shape[name in seen.stacks :]] for name, (shape, _) in shapes.items()}
+    wide = [n for n in (call.width, *(n for each in dims.values() for n in each)) if n > WIDE]
+    by = gcd(*wide) // NARROW if wide else 0
+    if by < 2 or any(rows > 1 for rows in seen.stacks.values()):
+        return None
+
+    def cut(n: int) -> int:
+        return n // by if n > WIDE else n
+
+    made = {
+        name: ((*shape[: name in seen.stacks], *map(cut, dims[name])), dtype) for name, (shape, dtype) in shapes.items()
+    }
+    return replace(call, width=cut(call.width)), made
 
 
 def touch(code: ModuleCode, shapes: Shapes, call: TokenCall) -> Tensor:

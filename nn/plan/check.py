@@ -47,6 +47,7 @@ __all__ = [
     "samples_of",
     "stepped",
     "tensors_of",
+    "words_of",
 ]
 
 Loss = Callable[..., Any]
@@ -228,6 +229,13 @@ def tensors_of(batch: Any) -> list[Tensor]:
 def samples_of(batch: Any) -> int:
     """The samples of a batch, as far as its tensors agree: the least first dim."""
     return min(map(len, tensors_of(batch)), default=1)
+
+
+def words_of(batch: Any) -> int:
+    """The words of each sample of a batch, 0 where it is of something else."""
+    given = tensors_of(batch)
+    words = {x.shape[1] for x in given if x.dim() == 2 and not (x.is_floating_point() or x.is_complex())}
+    return words.pop() if len(words) == 1 and all(x.dim() == 2 for x in given) else 0
 
 
 def _usual(model: nn.Module) -> Optimizer | None:

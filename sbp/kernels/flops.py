@@ -5,7 +5,7 @@ from math import prod
 
 from ..call import Call
 
-__all__ = ["ATTENTION", "PRODUCTS", "flops"]
+__all__ = ["ATTENTION", "EXPERTS", "PRODUCTS", "flops"]
 
 
 def flops(call: Call) -> float:
@@ -88,6 +88,22 @@ def _recurrent(call: Call) -> float:
     return float(2 * moments * sum(w.numel() for w in call.bound["weights"] if w.dim() == 2))
 
 
+def _experts(call: Call) -> float:
+    """Flops of each token with the weights of every expert that it chose; where no choices are given, of each row with
+    those of its own. What experts share is taken for terms."""
+    bound = call.bound
+    stacks = bound.get("stacks") or [bound[name] for name in ("up", "down") if name in bound]
+    each = sum(w.numel() / len(w) for w in stacks)
+    chosen = bound.get("chosen")
+    pairs = prod(bound["x"].shape[:-1]) if chosen is None else chosen.numel()
+    return float(2 * pairs * each)
+
+
+# Layers of experts, whose backward computes once more what is inside.
+EXPERTS = frozenset(
+    {"sbpflow::experts", "sbpflow::module_experts", "sbpflow::experts_part", "sbpflow::stacked_experts"}
+)
+
 # Fused attention, whose kernels reach another share of the peak than products do.
 ATTENTION = frozenset(
     {
@@ -117,6 +133,7 @@ _COUNTS: dict[str, Callable[[Call], float]] = {
     "sbpflow::ring_part": _ring_part,
     "sbpflow::window_attention": _window_attention,
     "sbpflow::recurrent": _recurrent,
+    **dict.fromkeys(EXPERTS, _experts),
     **{f"aten::conv{n}d": _convolution for n in (1, 2, 3)},
     **{f"aten::conv_transpose{n}d": _transposed for n in (1, 2, 3)},
     "aten::convolution": _convolution,

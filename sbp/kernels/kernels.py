@@ -16,9 +16,9 @@ import torch
 
 from ..call import Call, tensors_in
 from ..traits import VIEWS, traits
-from .flops import ATTENTION, flops
+from .flops import ATTENTION, EXPERTS, flops
 
-__all__ = ["EIGHT_BITS", "Kernels", "OpPass", "is_rowwise", "is_view", "kernels_of"]
+__all__ = ["EIGHT_BITS", "PAIR_PASSES", "Kernels", "OpPass", "is_rowwise", "is_view", "kernels_of"]
 
 
 class OpPass(NamedTuple):
@@ -48,6 +48,8 @@ def kernels_of(call: Call, wants: Sequence[bool] = ()) -> Kernels:
         return _attention(call, wants, count)
     if schema == "sbpflow::recurrent":
         return _recurrent(call, wants, count)
+    if schema in EXPERTS:
+        return _experts(call, wants, count)
     if count:
         return _product(call, wants, count)
     if schema in _ROWS:
@@ -123,6 +125,18 @@ def _recurrent(call: Call, wants: Sequence[bool], count: float) -> Kernels:
     return Kernels(forward, OpPass(3 * count, tuple(3 * t for t in traffic), 3 * forward.launches), False)
 
 
+def _experts(call: Call, wants: Sequence[bool], count: float) -> Kernels:
+    """Each token is taken once for every expert that it chose, and what these make is added up."""
+    (made,) = call.outputs
+    chosen = call.bound.get("chosen")
+    taken = 1.0 if chosen is None else chosen.numel() / max(1, made.shape[:-1].numel())
+    traffic = (*(1.0 for _ in call.inputs), 1.0 + PAIR_PASSES * taken)
+    forward = OpPass(count, traffic, PAIR_PASSES)
+    if not any(wants):
+        return Kernels(forward, _nothing(call), False)
+    return Kernels(forward, OpPass(3 * count, tuple(3 * t for t in traffic), 3 * forward.launches), False)
+
+
 def _rows(call: Call, wants: Sequence[bool], table: str) -> Kernels:
     """Rows taken from a table: they are read and written; their gradients are added to zeros of the table."""
     rows = call.bound[table]
@@ -160,6 +174,7 @@ EIGHT_BITS = "sbpflow::product_of_8_bits"
 # Of a moment of a recurrent layer, a product, gates and the state: as many launches as it took on a CPU. Only an LSTM
 # of whole sequences has them in one kernel there.
 MOMENT_LAUNCHES = {"lstm": 20.0, "gru": 20.0, "rnn_tanh": 5.0, "rnn_relu": 5.0}
+PAIR_PASSES = 8.0  # over tokens as often as they are taken: taken, computed, multiplied by shares, added up
 MOMENT_PASSES = 8.0  # over what a moment gives: gates are four of its size, read and written
 
 _TERMS: Mapping[str, str] = {

@@ -21,6 +21,7 @@ __all__ = ["LayerCost", "StageWork", "shape_on"]
 
 COUNTED = 2000  # cuts up to which all are looked at; of more, only those near a good one
 SIMULATED = 24  # cuts of these, the best by a formula
+SURE = 1e-9  # share of seconds by which sums in another order may differ
 LONG = 20_000  # firings of a network beyond which the formula has to do
 
 
@@ -89,8 +90,18 @@ class StageWork:
             for n, (before, after) in enumerate(zip([0, *near], near[1:], strict=False)):
                 others = () if n in fixed else range(before + 1, after)
                 cuts += [[*near[:n], end, *near[n + 1 :]] for end in others]
-        first = nsmallest(SIMULATED, cuts, key=self.quick)
-        return min((list(near), *first), key=self.seconds)
+        found = list(near)
+        least = self.seconds(found)
+        for ends in nsmallest(SIMULATED, cuts, key=self.quick):
+            if self.at_least(ends) < least and (seconds := self.seconds(ends)) < least:
+                found, least = ends, seconds
+        return found
+
+    def at_least(self, ends: Sequence[int]) -> float:
+        """Seconds below which a step is not, since its busiest stage has all micro-batches to do, and an update."""
+        if self.schedule.way == "routes":  # on which a stage is another for every second micro-batch
+            return 0.0
+        return (1 - SURE) * self.micro_batches * max(self.busy(ends)) + self._update(ends)
 
     @property
     def _towers(self) -> Sequence[tuple[int, int]]:

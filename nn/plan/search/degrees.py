@@ -6,16 +6,20 @@ and samples are cut between: neighbours have the quicker links, and the more is 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from ..language.plan_text import PlanText
-from ..language.statements import Accumulate, DrawBy, Grid, Limit, Pipe, Rest, Seek, Statement, TakePlan
+from ..language.statements import Accumulate, DrawBy, Grid, Input, Inside, Limit, Pipe, Rest, Seek, Statement, TakePlan
 
 __all__ = ["AXES", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
 
 AXES = ("pipe", "data", "tensor")
-THINGS = (*AXES, "micro-batches", "schedule", "recompute")
+ORDER = ("pipe", "data", "context", "tensor")  # the outermost first
+THINGS = (*AXES, "expert", "context", "micro-batches", "schedule", "recompute")
 CHUNKS = (2, 3, 4)  # of a device, under schedules that have several
 MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`
+LONG, PART = 2**14, 2**13  # words of a sample that may be cut, into parts of so many
+MOST_EXPERT = 64  # ranks between which tokens are sent to experts
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ PIPELINES = (Pipeline(), *(Pipeline("interleaved", v) for v in CHUNKS), Pipeline
 @dataclass(frozen=True)
 class Degrees:
     """One choice: sizes of the axes, micro-batches, by which schedule, and whether all blocks run again; `spread` has
-    weights and gradients in pieces over `data` too, as ZeRO-3 does."""
+    weights and gradients in pieces over `data` too, as ZeRO-3 does. Of the ranks of `data` so many share the experts of
+    a layer as `expert` says; so many as `context` says share the words of a sample."""
 
     pipe: int
     data: int
@@ -44,9 +49,16 @@ class Degrees:
     by: Pipeline = Pipeline()
     again: bool = False
     spread: bool = False
+    expert: int = 1
+    context: int = 1
+
+    @property
+    def alike(self) -> int:
+        """The ranks with the same weights."""
+        return self.data * self.context
 
     def __str__(self) -> str:
-        axes = [f"{name}={size}" for name in AXES if (size := getattr(self, name)) > 1]
+        axes = [f"{name}={size}" for name in (*ORDER, "expert") if (size := getattr(self, name)) > 1]
         parts = f"{self.micro_batches} micro-batches" if self.micro_batches > 1 else "one micro-batch"
         by = f" under {self.by}" if self.pipe > 1 else ""
         more = (", weights in pieces" * self.spread) + (", blocks run again" * self.again)
@@ -67,8 +79,10 @@ class Space:
     """The choices that a plan leaves open: on so many ranks, so many in a node, for a batch of so many samples.
 
     `sizes` has the axes that the plan names; None is a size that is looked for. `blocks` is the pattern of the layers
-    that repeat, "" where none do; `layers` the path of their list, "" where they are in several, and `count` how many
-    these are. Where the model `draws` random numbers, or may, micro-batches draw their own: those of a batch are held.
+    that repeat, "" where none do; `lists` the paths of their lists, each with `count` layers; none where lists are of
+    unequal lengths. Modules of the pattern `mixtures` have so many `experts` each, and samples `length` words, 0 where
+    they are of something else. Where the model `draws` random numbers, or may, micro-batches draw their own: those of a
+    batch are held.
     """
 
     given: PlanText
@@ -77,21 +91,39 @@ class Space:
     node: int
     batch: int
     blocks: str
-    layers: str
+    lists: tuple[str, ...]
     count: int
     sizes: dict[str, int | None]
     seeks: frozenset[str]
+    mixtures: str = ""
+    experts: int = 0
+    length: int = 0
     draws: bool = True
+
+    @property
+    def layers(self) -> str:
+        """The path of the one list that could be stages, "" where there are several."""
+        return self.lists[0] if len(self.lists) == 1 else ""
 
     def every(self) -> Iterator[Degrees]:
         """All choices without schedules but the first, and without blocks that run again."""
         for tensor in self.tensors:
-            for pipe in self.pipes(tensor):
-                data = self.ranks // tensor // pipe
-                if self.sizes.get("data", data) in (None, data) and self.batch % data == 0:
+            for pipe, context in product(self.pipes(tensor), self.contexts):
+                data, rest = divmod(self.ranks, tensor * pipe * context)
+                if rest == 0 and self.sizes.get("data", data) in (None, data) and self.batch % data == 0:
                     for parts in self.parts(self.batch // data):
                         if pipe == 1 or parts > 1:
-                            yield Degrees(pipe, data, tensor, parts, again=False)
+                            yield Degrees(pipe, data, tensor, parts, context=context)
+
+    @property
+    def contexts(self) -> list[int]:
+        """The ranks that may share the words of a sample: one, or where words are many, as many as leave each about
+        as many as one has elsewhere."""
+        asked = "context" in self.seeks and self.length >= LONG and self.blocks and self.open_rest
+        if not asked or self._says(Inside) or self._says(Input):
+            return [1]
+        size = 1 << (self.length // PART).bit_length() - 1
+        return [1, size] if self.length % size == 0 else [1]
 
     @property
     def tensors(self) -> list[int]:
@@ -123,6 +155,14 @@ class Space:
         """The micro-batches that a plan itself says."""
         found = (s.micro_batches for s in given.statements if isinstance(s, Accumulate | Pipe))
         return next((many for many in found if many is not None), None)
+
+    def expert_sizes(self, of: Degrees) -> list[int]:
+        """The ranks of `data` that could share the experts: as many as there are in a node, and as many as can be."""
+        if "expert" not in self.seeks or of.tensor * of.context > 1 or not self.open_rest or self._says(Inside):
+            return []
+        could = [n for n in divisors(self.experts) if 1 < n <= MOST_EXPERT]
+        inside = [n for n in could if n <= self.node]
+        return [n for n in sorted({*inside[-1:], *could[-1:]}) if of.data % n == 0]
 
     def pipelines(self, of: Degrees) -> Sequence[Pipeline]:
         """The schedules that can be used for a choice."""
@@ -171,15 +211,23 @@ class Space:
         named = [s for s in self.given.statements if isinstance(s, Grid)]
         folds = [str(axis) for s in named for axis in s.axes if axis.folds is not None]
         said = {axis.name for s in named for axis in s.axes}
-        own = [f"{name}={size}" for name in AXES if (size := getattr(of, name)) > 1 or name in said]
+        own = [f"{name}={size}" for name in ORDER if (size := getattr(of, name)) > 1 or name in said]
+        folds += [f"expert={of.expert} folds data"] if of.expert > 1 else []
         return [*(own or ["data=1"]), *folds]
 
     def _rests(self, of: Degrees) -> Iterator[str]:
         """How weights rest: cut along `tensor` as the chooser likes, states in pieces over `data`."""
         if of.tensor > 1:
             yield "{weights,grads,states} **: tensor=?"
-        if of.data > 1:
-            yield "**: data=S(0)" if of.spread else "states **: data=S(0)"
+        if of.alike > 1:
+            over = ", ".join(f"{name}=S(0)" for name in ("data", "context") if getattr(of, name) > 1)
+            yield f"**: {over}" if of.spread else f"states **: {over}"
+        if of.context > 1:
+            yield "input * <- data=S(0), context=S(1)" if of.data > 1 else "input * <- context=S(1)"
+            yield f"inside {self.blocks} use ring over context"
+        if of.expert > 1:
+            yield f"{self.mixtures}.*: expert=S(0)"
+            yield f"inside {self.mixtures} use dropless over expert"
 
     def _piped(self, of: Degrees, sample: bool) -> str:
         said = self._pipe

@@ -34,7 +34,7 @@ class PlanEstimate:
 
 
 def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEstimate:
-    """The estimate of a choice for so many layers; `links` are those along which samples are cut."""
+    """The estimate of a choice for so many layers; `links` are those between ranks with the same weights."""
     chunks = at.pipe * at.by.chunks
     each = layers_of_stages(of, count, chunks)
     stages = [of.stage(n, first=k == 0, last=k == chunks - 1) for k, n in enumerate(each)]
@@ -46,7 +46,7 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEst
         schedule = published(at.by.schedule)
         devices = [schedule.device(Shape(at.pipe, at.micro_batches, at.by.chunks), k) for k in range(chunks)]
     whole = _of_devices(stages, devices, at.pipe)
-    moved = [_shared(one, at.data, links) for one in whole]
+    moved = [_shared(one, at.alike, links) for one in whole]
     once = max(m.once(seconds if at.pipe == at.micro_batches == 1 else 0.0) for m in moved)
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
@@ -101,8 +101,8 @@ def _shared(of: LayerFigures, data: int, links: Links) -> _DataMoves:
 
 def _rests(of: LayerFigures, at: Degrees) -> float:
     """Bytes that lie on a rank all the time."""
-    cut = at.data if at.spread else 1
-    return (of.parameters + of.gradients) / cut + of.states / at.data
+    cut = at.alike if at.spread else 1
+    return (of.parameters + of.gradients) / cut + of.states / at.alike
 
 
 def _of_devices(stages: Sequence[LayerFigures], devices: Sequence[int], many: int) -> list[LayerFigures]:
@@ -129,11 +129,11 @@ def _simulated(by: Pipeline, p: int, m: int, costs: tuple[Costs, ...]) -> tuple[
 
 
 def links_over_data(kind: str) -> Callable[[Degrees], Links]:
-    """The links of ranks that share samples, for any choice: those of one such group, since all are alike."""
+    """The links of ranks with the same weights, for any choice: those of one such group, since all are alike."""
 
     @lru_cache(maxsize=1 << 8)
     def known(data: int, tensor: int) -> Links:
         group = placement(kind, range(0, data * tensor, tensor))
         return Links.of(group, default_cluster(group))
 
-    return lambda at: known(at.data, at.tensor)
+    return lambda at: known(at.alike, at.tensor)

@@ -8,7 +8,7 @@ from ..language.plan_text import PlanText
 from ..language.statements import Accumulate, Grid, Pipe, Recompute, Seek
 from .candidates import layers_of
 from .degrees import AXES, THINGS, Space
-from .seeking import list_of
+from .shorter_model import lists_of, mixtures_of
 
 __all__ = ["leaves_degrees", "space_of"]
 
@@ -23,8 +23,11 @@ def leaves_degrees(given: PlanText) -> bool:
     )
 
 
-def space_of(given: PlanText, model: nn.Module, batch: int, kind: str | None, ranks: int, node: int) -> Space:
-    """The choices that a plan leaves open, for a batch of so many samples on so many ranks."""
+def space_of(
+    given: PlanText, model: nn.Module, batch: int, kind: str | None, ranks: int, node: int, length: int = 0
+) -> Space:
+    """The choices that a plan leaves open, for a batch of so many samples, of so many words if any, on so many
+    ranks."""
     seek = next((s for s in given.statements if isinstance(s, Seek)), None)
     grid = next((s for s in given.statements if isinstance(s, Grid)), None)
     named = set(seek.what) if seek is not None else set()
@@ -34,12 +37,13 @@ def space_of(given: PlanText, model: nn.Module, batch: int, kind: str | None, ra
     sizes = _sizes(given, grid, named, ranks)
     named |= {name for name, size in sizes.items() if size is None}
     blocks = layers_of(model)
-    path, count = list_of(model, blocks)
+    lists, count = lists_of(model, blocks)
+    mixtures = mixtures_of(model)
     if "pipe" in named and PARTS not in named and Space.said_of(given) is None:
         named.add(PARTS)  # a pipeline has some
     _checked(given, seek)
     kind = (grid.type if grid is not None else None) or kind or _kind()
-    space = Space(given, kind, ranks, node, batch, blocks, path, count, sizes, frozenset(named))
+    space = Space(given, kind, ranks, node, batch, blocks, lists, count, sizes, frozenset(named), *mixtures, length)
     if next(space.every(), None) is None:
         raise SbpError(
             f"a batch of {batch} samples is cut evenly by no choice of degrees on {ranks} ranks\n"

@@ -24,7 +24,7 @@ from ....sbp import Layout
 from ...explanations.step_report import explained
 from ...graph.capture.surroundings.garbage import uncollected
 from ..answer import answer
-from ..check import Checked, Loss, device_of, priced_by, room, samples_of
+from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_of
 from ..grids import grids_of
 from ..language.plan_text import PlanText
 from ..language.statements import ExpectAtMost, Grid, Limit
@@ -164,7 +164,7 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
     """The degrees that were tried, and a remark on the limit."""
     assert said is not None
     kind, size, node = _ranks_of(said, asked.cluster, asked.ranks)
-    space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node)
+    space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node, words_of(asked.batch))
     limit, source = _limit(said, asked.memory, default_cluster(space.kind).device)
     trying = asked.trying(size, limit)
     optimizer = asked.optimizer

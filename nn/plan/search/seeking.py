@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ....placement import Cluster, default_cluster, use_cluster
 from ...graph.captures import Captures
+from ...graph.step import Step
 from ..check import Loss, arguments, planned_step, samples_of
 from ..plan import Plan
 from .candidates import Candidate
@@ -20,10 +21,10 @@ from .degrees import Degrees, Space
 from .estimate import PlanEstimate, estimate, links_over_data
 from .runners_up import TriedPlan, said_of
 from .shorter_model import shorter, trains
-from .stage_figures import LAYERS, StageFigures
+from .stage_figures import FEWER, LAYERS, StageFigures
 from .trying import Trying
 
-__all__ = ["Seeking", "list_of"]
+__all__ = ["Seeking"]
 
 TRIES = 4  # plans in full that may be the answer
 MISSES = 4  # besides, that take too much, or cannot be
@@ -31,10 +32,13 @@ NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan 
 SLACK = 1.05  # by which an estimate of memory may be too high
 SCHEDULED = 6  # choices for which all schedules are estimated
 WIDER = 2  # sizes of `tensor` for which more samples a micro-batch are estimated
+WORSE = 0.15  # share of seconds that more samples a micro-batch do not make up for
+RERUN = 0.9  # share of the forward of blocks that those that run again take at least once more
 LISTED = 8  # estimates that are runners-up
 
 Told = Callable[[str], object]
-Kind = tuple[int, int, bool]  # ranks of `tensor`, samples of a micro-batch, whether blocks run again
+# ranks of `tensor`, samples of a micro-batch, whether blocks run again, ranks of `expert` and of `context`
+Kind = tuple[int, int, bool, int, int]
 
 
 class Seeking:
@@ -51,9 +55,9 @@ class Seeking:
     ) -> None:
         self.space, self.trying, self.told, self.limit = space, trying, told, trying.limit
         self.loss_fn = loss_fn
-        self.few = shorter(trying.model, space.layers, LAYERS) if space.count > LAYERS else None
-        self.optimizers = [trains(one, self.few) for one in optimizers] if self.few is not None else []
-        self.captures: dict[int, Captures] = {}  # by samples of a micro-batch
+        self.few = [*shorter_models(trying.model, space)] if space.count > LAYERS else []
+        self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
+        self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
         self.figures: dict[Kind, StageFigures | None] = {}
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
@@ -90,77 +94,121 @@ class Seeking:
         for at in self.space.every():
             n = self.samples(at)
             least[at.tensor] = min(n, least.get(at.tensor, n))
-        for tensor, samples in least.items():
-            self.look(tensor, samples)
+        before = float("inf")
+        for tensor in sorted(least):
+            self.look(tensor, least[tensor], again=False)
+            mine = self.best_of(tensor)
+            if before < mine:  # fewer ranks fit and are quicker: more would move more yet
+                break
+            before = mine
+        self.add_again([*self.found])
         for tensor in sorted(least, key=self.best_of)[:WIDER]:
             samples = least[tensor]
-            while self.look(tensor, 2 * samples):
-                samples *= 2
+            if self.best_of(tensor) > (1 + WORSE) * self.best_of():
+                continue
+            while (more := self.wider(tensor, samples)) is not None and self.look(tensor, more):
+                samples = more
         for one in self.ranked()[:SCHEDULED]:
             self.add(replace(one, by=by) for by in self.space.pipelines(one))
 
-    def look(self, tensor: int, samples: int) -> bool:
-        """Estimate the choices of a kind, with blocks that run again where some do not fit; whether one of them is the
-        best so far."""
+    def wider(self, tensor: int, samples: int) -> int | None:
+        """The next number of samples of a micro-batch to estimate. Without stages that is the most that seem to fit,
+        as kept bytes grow with them; None where no more do."""
+        mine = {self.samples(at) for at in self.space.every() if at.tensor == tensor}
+        more = sorted(n for n in mine if n > samples)
+        known = [at for at in self.found if at.tensor == tensor and self.samples(at) == samples]
+        if not more or not known:
+            return None
+        best = min(known, key=self.rank)
+        if best.pipe > 1:
+            return more[0]
+        held, figures = self.found[best], self.figures[self.kind(best)]
+        assert figures is not None
+        whole = figures.stage(self.space.count, first=True, last=True)
+        grows = (whole.kept + whole.passing) / samples
+        fit = [n for n in more if self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
+        return max(fit, default=None)
+
+    def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:
+        """Estimate the choices of a kind, with blocks that run `again` where some do not fit; whether one of them is
+        the best so far."""
         mine = [at for at in self.space.every() if at.tensor == tensor and self.samples(at) == samples]
         before = self.best_of()
         if not mine:
             return False
         self.add(at for one in mine for at in self.variants(one))
-        self.add_again(at for at in self.found if at.tensor == tensor and self.samples(at) == samples)
+        if again:
+            self.add_again(at for at in self.found if at.tensor == tensor and self.samples(at) == samples)
         return self.best_of() < before
 
     def add_again(self, choices: Iterable[Degrees]) -> None:
-        """Estimate those of these choices that do not fit, and are quicker than all that do, with blocks that run
+        """Estimate those of these choices that do not fit, and may be quicker than all that do, with blocks that run
         again."""
+        if not self.space.may_run_again:
+            return
         short = [at for at in choices if not at.again and not self.fits(self.found[at])]
-        quick = [at for at in short if self.found[at].seconds < self.best_of()]
-        if self.space.may_run_again:
-            self.add(replace(at, again=True) for at in quick)
+        for at in sorted(short, key=self.again_at_least):
+            if self.again_at_least(at) < self.best_of():
+                self.add([replace(at, again=True)])
+
+    def again_at_least(self, at: Degrees) -> float:
+        """Seconds below which a choice is not if its blocks run again."""
+        figures = self.figures[self.kind(at)]
+        assert figures is not None
+        return (
+            self.found[at].seconds + RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
+        )
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
         yield of
-        if of.data > 1 and of.pipe == 1 and self.space.open_rest:
+        if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
             yield replace(of, spread=True)
+        yield from (replace(of, expert=size) for size in self.space.expert_sizes(of))
 
     def add(self, choices: Iterable[Degrees]) -> None:
         for at in choices:
-            kind = at.tensor, self.samples(at), at.again
+            kind = self.kind(at)
             if kind not in self.figures:
                 self.figures[kind] = self.figures_of(*kind)
             figures = self.figures[kind]
             if figures is not None and at not in self.found:
                 self.found[at] = estimate(figures, self.space.count, at, self.links(at))
 
-    def figures_of(self, tensor: int, samples: int, again: bool) -> StageFigures | None:
+    def kind(self, at: Degrees) -> Kind:
+        return at.tensor, self.samples(at), at.again, at.expert, at.context
+
+    def figures_of(self, tensor: int, samples: int, again: bool, expert: int, context: int) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
-        if self.few is None:
+        stages = LAYERS if self.space.layers else 1
+        parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
+        if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
-        parts = max(1, min(LAYERS + 1, self.space.batch // samples))
-        at = Degrees(LAYERS, 1, tensor, parts, again=again)
-        captures = self.captures.setdefault(samples, Captures())
-        batch = rows(self.trying.batch, parts * samples)
-        ranks = LAYERS * tensor
+        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context)
         try:
             with use_cluster(roomy(default_cluster(self.space.kind))):
-                plan = Plan.read(self.space.text(at, sample=True))
-                step = planned_step(
-                    plan,
-                    self.few,
-                    batch,
-                    loss_fn=self.loss_fn,
-                    optimizer=self.optimizers or None,
-                    ranks=ranks,
-                    captures=captures,
-                )
-                self.space = replace(self.space, draws=any(op.draws for op in step.plan.logical.ops))
-                found = StageFigures.of(step)
+                steps = [self.sample(at, samples, which) for which in range(len(self.few))]
+                self.space = replace(self.space, draws=any(op.draws for op in steps[0].plan.logical.ops))
+                found = StageFigures.of(*steps) if self.space.layers else StageFigures.between(*steps)
         except Exception as error:  # also of a model that does not run with fewer layers
             self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
             return None
-        said = f"tensor={tensor}, {samples} sample{'s' * (samples > 1)}{', run again' * again}"
+        shared = "".join(f", {name}={size}" for name, size in (("expert", expert), ("context", context)) if size > 1)
+        said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{', run again' * again}"
         self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
-        return found
+        return found.gathered(expert * context)
+
+    def sample(self, at: Degrees, samples: int, which: int) -> Step:
+        """The step of one of the models with few layers, by a choice."""
+        many = at.data * at.micro_batches * samples
+        return planned_step(
+            Plan.read(self.space.text(at, sample=True)),
+            self.few[which],
+            rows(self.trying.batch, many),
+            loss_fn=self.loss_fn,
+            optimizer=self.optimizers[which] or None,
+            ranks=at.pipe * at.alike * at.tensor,
+            captures=self.captures.setdefault((many, which), Captures()),
+        )
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -213,7 +261,12 @@ class Seeking:
         if first is None or not self.fits(first):
             return made
         near = [at for at in made if self.fits(self.found[at]) and self.found[at].seconds <= (1 + NEAR) * first.seconds]
-        return sorted(near, key=lambda at: (at.pipe * at.by.chunks, at.spread, at.tensor)) + made[len(near) :]
+        return sorted(near, key=self.simpler) + made[len(near) :]
+
+    def simpler(self, at: Degrees) -> tuple[bool, int, bool, int]:
+        """The order of choices that are as quick: those that fit without any slack first, then of few stages."""
+        tight = self.limit is not None and self.found[at].memory * self.heavier > self.limit
+        return tight, at.pipe * at.by.chunks, at.spread, at.tensor
 
     def rank(self, at: Degrees) -> tuple[bool, float]:
         known = self.found[at]
@@ -235,6 +288,19 @@ class Seeking:
         return Candidate(str(at), Plan.read(self.space.text(at)))
 
 
+def shorter_models(model: nn.Module, space: Space) -> Iterator[nn.Module]:
+    """Models with few layers: the first of one list, one from the middle and the last, which may be of other kinds; of
+    several lists as many of each as are compared."""
+    if space.layers:
+        yield shorter(model, space.layers, (0, space.count // 2, space.count - 1))
+        return
+    for many in (FEWER, LAYERS):
+        made = model
+        for path in space.lists:
+            made = shorter(made, path, range(many))
+        yield made
+
+
 def rows(batch: Any, n: int) -> Any:
     """A batch of its first samples; what has no dim of samples stays."""
     many = samples_of(batch)
@@ -252,11 +318,3 @@ def roomy(cluster: Cluster) -> Cluster:
     if top.groups or cluster.graph is not None or cluster.links:
         return cluster
     return replace(cluster, levels=(*inner, replace(top, size=LAYERS * top.size)))
-
-
-def list_of(model: nn.Module, pattern: str) -> tuple[str, int]:
-    """The path of the one list of layers that a pattern such as `layers.*` means, and how many these are."""
-    path = pattern.removesuffix(".*")
-    if not path or "{" in path or path == pattern:
-        return "", 0
-    return path, len(model.get_submodule(path)._modules)

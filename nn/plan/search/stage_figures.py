@@ -1,11 +1,12 @@
 """Figures of stages: what a first, a middle and a last layer take of a micro-batch, in seconds and bytes.
 
 They are those of a plan of a model of three layers, each a stage of its own: what is before the layers is in the first,
-and what is behind them in the last. Signatures are those that the chooser finds.
+and what is behind them in the last. Where layers are in several lists, models with two and with three of each list tell
+what one more of each takes. Signatures are those that the chooser finds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from ....actors.schedules.pipeline import Costs
@@ -13,9 +14,9 @@ from ...graph.run.costs import step_costs
 from ...graph.run.task_memory import memory_of_tasks
 from ...graph.step import Step
 
-__all__ = ["LAYERS", "LayerFigures", "StageFigures"]
+__all__ = ["FEWER", "LAYERS", "LayerFigures", "StageFigures"]
 
-LAYERS = 3
+LAYERS, FEWER = 3, 2
 PARTS = ("forward", "backward", "weight", "exchange")
 
 
@@ -41,10 +42,21 @@ class LayerFigures:
         both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return LayerFigures(**{**both, "passing": max(self.passing, other.passing), "hop": max(self.hop, other.hop)})
 
+    def __sub__(self, other: "LayerFigures") -> "LayerFigures":
+        """Those of the layers that another has not."""
+        less = self + other.times(-1)
+        return LayerFigures(
+            **{**{f.name: max(0, getattr(less, f.name)) for f in fields(self)}, "passing": self.passing}
+        )
+
     def times(self, n: int) -> "LayerFigures":
         """Those of so many layers."""
         same = {"passing", "hop"}
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in same else n) for f in fields(self)})
+
+    def gathered(self, over: int) -> "LayerFigures":
+        """The same where so many ranks do not share states and the update between them."""
+        return replace(self, states=over * self.states, update=over * self.update)
 
     @property
     def seconds(self) -> float:
@@ -71,28 +83,17 @@ class StageFigures(NamedTuple):
     @classmethod
     def of(cls, step: Step) -> "StageFigures":
         """Those of a step of three layers, each a stage."""
-        pieces = step.plan.pieces
-        assert pieces is not None
-        one, held = pieces.first, step.held()
-        with one.graph.priced():
-            costs, updates = pieces.costs(), step_costs(one.graph, one.decided)
-        made: dict[int, LayerFigures] = {}
-        for ranks, memory in memory_of_tasks(one.variant, 0, regather=True):
-            (chunk,) = memory.chunks
-            mine, rest = memory.chunks[chunk], held[ranks[0]]
-            update = sum(seconds for name, seconds in updates.items() if ranks[0] in one.graph.layout(name).placement)
-            spent = {part: getattr(costs[chunk], part) for part in (*PARTS, "hop")}
-            bytes: Mapping[str, int] = {
-                "parameters": rest.parameters,
-                "gradients": rest.gradients,
-                "states": rest.states,
-                "kept": mine.kept[None],
-                "tensors": sum(ranks[0] in one.graph.layout(name).placement for name in updates),
-                "passing": max(mine.passing.values()) + mine.sums - min(mine.sums, rest.gradients),
-            }
-            here = LayerFigures(**spent, update=update, **bytes)
-            made[chunk] = max(here, made.get(chunk, here), key=lambda one: one.held)  # ranks may have unlike pieces
-        return cls(*(made[chunk] for chunk in sorted(made)))
+        return cls(*_chunks(step))
+
+    @classmethod
+    def between(cls, fewer: Step, more: Step) -> "StageFigures":
+        """Those of steps without stages, of models with two and with three layers of each list."""
+        (two,), (three,) = _chunks(fewer), _chunks(more)
+        return cls(two, three - two, two.times(0))
+
+    def gathered(self, over: int) -> "StageFigures":
+        """The same where so many ranks do not share states and the update between them."""
+        return StageFigures(*(one.gathered(over) for one in self))
 
     def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
         """A stage of so many layers. One with both ends has what is in neither once."""
@@ -101,3 +102,29 @@ class StageFigures(NamedTuple):
         if first or last:
             return (self.first if first else self.last) + self.middle.times(layers - 1)
         return self.middle.times(layers)
+
+
+def _chunks(step: Step) -> list[LayerFigures]:
+    """The figures of each chunk of a step, those of the rank with most."""
+    pieces = step.plan.pieces
+    assert pieces is not None
+    one, held = pieces.first, step.held()
+    with one.graph.priced():
+        costs, updates = pieces.costs(), step_costs(one.graph, one.decided)
+    made: dict[int, LayerFigures] = {}
+    for ranks, memory in memory_of_tasks(one.variant, 0, regather=True):
+        (chunk,) = memory.chunks
+        mine, rest = memory.chunks[chunk], held[ranks[0]]
+        update = sum(seconds for name, seconds in updates.items() if ranks[0] in one.graph.layout(name).placement)
+        spent = {part: getattr(costs[chunk], part) for part in (*PARTS, "hop")}
+        bytes: Mapping[str, int] = {
+            "parameters": rest.parameters,
+            "gradients": rest.gradients,
+            "states": rest.states,
+            "kept": mine.kept[None],
+            "tensors": sum(ranks[0] in one.graph.layout(name).placement for name in updates),
+            "passing": max(mine.passing.values()) + mine.sums - min(mine.sums, rest.gradients),
+        }
+        here = LayerFigures(**spent, update=update, **bytes)
+        made[chunk] = max(here, made.get(chunk, here), key=lambda one: one.held)  # ranks may have unlike pieces
+    return [made[chunk] for chunk in sorted(made)]

@@ -49,5 +49,19 @@ def test_flops_of_products_in_groups_of_batches_and_of_bilinear_forms() -> None:
     assert flops(added) == 2 * 3 * 4 * 5 * 6
 
 
+def test_flops_of_experts_are_those_of_the_tokens_that_chose_them() -> None:
+    x, chosen, share = torch.ones(6, 4), torch.zeros(6, 2, dtype=torch.long), torch.ones(6, 2)
+    up, down = torch.ones(8, 4, 10), torch.ones(8, 5, 4)
+    made = torch.ones(6, 4)
+    each = 2 * (4 * 10 + 5 * 4)
+    ops = torch.ops.sbpflow
+    assert flops(Call(ops.experts.default, (x, chosen, share, up, down, "silu"), {}, (made,))) == 6 * 2 * each
+    assert flops(Call(ops.module_experts.default, (x, chosen, share, [up, down], [], "c"), {}, (made,))) == 12 * each
+    part = x.expand(4, 6, 4), chosen, share, [up, down], [], [0, 8], "c"
+    assert flops(Call(ops.experts_part.default, part, {}, (made.expand(4, 6, 4),))) == 12 * each
+    rows = torch.ones(8, 3, 4)
+    assert flops(Call(ops.stacked_experts.default, (rows, [up, down], [], "c"), {}, (rows,))) == 24 * each
+
+
 def test_a_sum_of_one_operand_is_no_product() -> None:
     assert flops(Call(aten.einsum.default, ("bij->i", [X]), {}, (torch.ones(4),))) == 0

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sbpflow.nn.graph.capture.trace import trace
 from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.kernels.kernels import Kernels, is_view, kernels_of
+from sbpflow.sbp.kernels.kernels import PAIR_PASSES, Kernels, is_view, kernels_of
 
 aten = torch.ops.aten
 X, W, BIAS = torch.ones(12, 5), torch.ones(7, 5), torch.ones(7)
@@ -105,6 +105,15 @@ def test_a_layer_of_moments_is_launched_at_each() -> None:
     assert launches(20) - launches(10) == launches(10) - 1
     assert launches(10, both=True) == launches(20)
     assert launches(10, kind="gru") > 5 * launches(10)  # no kernel has all of a moment
+
+
+def test_experts_are_computed_once_more_in_the_backward_and_read_tokens_as_often_as_they_are_taken() -> None:
+    chosen, share = torch.zeros(6, 2, dtype=torch.long), torch.ones(6, 2)
+    weights, op = [torch.ones(8, 4, 10), torch.ones(8, 5, 4)], torch.ops.sbpflow.experts_part.default
+    made = torch.ones(2, 6, 4)
+    found = kernels_of(Call(op, (made, chosen, share, weights, [], [0, 8], "c"), {}, (made,)), (True,) * 5)
+    assert found.backward.flops == 3 * found.forward.flops > 0
+    assert found.forward.traffic == (1.0,) * 5 + (1.0 + PAIR_PASSES * 12 / 12,)
 
 
 def test_eight_bits_are_scaled_before_they_are_multiplied() -> None:

@@ -6,7 +6,7 @@ alone is computed here, and compared; dims along which it is the same have strid
 they repeat heads of keys that several of the queries share, and not without one: nor does the graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf, prod
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .....placement.structure import mapped
-from .....sbp.call import Call, Ref, fill, in_order, refilled, tensors_in
+from .....sbp.call import Call, Ref, fill, frozen, in_order, refilled, tensors_in
 from .....sbp.logical import LogicalOp
 
 __all__ = ["LARGEST", "without_causal_masks"]
@@ -24,6 +24,7 @@ aten = torch.ops.aten
 LARGEST = 2**28  # scores of a mask that is looked at: about a second of a core
 WIDEST, SHARED = 256, (torch.bfloat16, torch.float16)  # heads for which cards have kernels that share them
 MOST = 200  # ops by which a mask is made
+REMEMBERED = 256  # masks
 _NAMES = [each.name for each in aten.scaled_dot_product_attention.default._schema.arguments]
 _COUNTS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _FILLS = {  # by the place of the shape
@@ -72,7 +73,7 @@ class _Masks:
             return False
         if mask.number not in self.causal:
             ops = self._behind(mask.number)
-            self.causal[mask.number] = bool(ops) and _is_causal(_computed(ops))
+            self.causal[mask.number] = bool(ops) and _made_causal(ops)
         return self.causal[mask.number]
 
     def shared(self, keys: Ref, values: Ref, *, learns: bool) -> tuple[Ref, Ref] | None:
@@ -109,6 +110,32 @@ class _Masks:
                 found[op.numbers[0]] = op
                 open_ += op.inputs
         return [found[n] for n in sorted(found)]
+
+
+def _made_causal(ops: Sequence[LogicalOp]) -> bool:
+    """Whether the last of these ops makes a causal mask. It is remembered by all that these ops are: a planner captures
+    the same mask for each plan."""
+    at = {op.numbers[0]: Ref(k) for k, op in enumerate(ops)}
+    key = (
+        LARGEST,
+        *(
+            (op.op, frozen(mapped((op.args, dict(op.kwargs)), Ref, lambda ref: at[ref.number])), _like(op))
+            for op in ops
+        ),
+    )
+    if key not in _KNOWN:
+        if len(_KNOWN) >= REMEMBERED:
+            _KNOWN.clear()
+        _KNOWN[key] = _is_causal(_computed(ops))
+    return _KNOWN[key]
+
+
+_KNOWN: dict[Hashable, bool] = {}
+
+
+def _like(op: LogicalOp) -> Hashable:
+    made = op.outputs[0]
+    return tuple(made.shape), made.dtype
 
 
 def _is_causal(mask: Tensor | None) -> bool:

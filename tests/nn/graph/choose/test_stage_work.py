@@ -120,6 +120,16 @@ def test_what_no_schedule_has_goes_by_the_formula() -> None:
     assert work.best([1, 2, 4]) == [2, 3, 4]
 
 
+def test_cuts_whose_busiest_stage_takes_longer_than_a_step_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[list[int]] = []
+    seconds = StageWork.seconds
+    monkeypatch.setattr(StageWork, "seconds", lambda self, ends: simulated.append(ends) or seconds(self, ends))
+    a, b = flow.placement("cpu", [0]), flow.placement("cpu", [1])
+    work = StageWork([[LayerCost(1.0, 1.0, 1.0)] * 8] * 2, [a, b], flow.actors.published("1f1b"), 32, True)
+    assert work.best([3, 8]) == [4, 8]
+    assert simulated == [[3, 8], [4, 8]]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "interleaved"])
 def test_two_towers_are_cut_as_no_other_two_cuts_are_better(schedule: str) -> None:
     """Four and five layers, each list on both stages; a list that is held stays as it is."""
@@ -130,5 +140,6 @@ def test_two_towers_are_cut_as_no_other_two_cuts_are_better(schedule: str) -> No
     work = StageWork([layers] * 4, places, flow.actors.published(schedule), 6, True, [(4, 2), (5, 2)])
     every = [[i, 4, j, 9] for i in range(1, 4) for j in range(5, 9)]
     assert work.seconds(work.best([2, 4, 6, 9])) == min(map(work.seconds, every))
+    assert all(work.at_least(ends) < work.seconds(ends) for ends in every)
     assert work.best([1, 4, 6, 9], held=[0])[:2] == [1, 4]
     assert work.seconds(work.best([1, 4, 6, 9], held=[0])) == min(map(work.seconds, every[:4]))

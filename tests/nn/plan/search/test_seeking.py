@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow as flow
-from sbpflow.nn.plan.check import priced_by
+from sbpflow.nn.graph.captures import Captures
+from sbpflow.nn.graph.passes import Passes
+from sbpflow.nn.plan.check import planned_step, priced_by, words_of
 from sbpflow.nn.plan.language.statements import Limit, Pipe
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
@@ -85,6 +87,36 @@ def test_what_is_found_says_all_and_reads_back_to_the_same_step() -> None:
     assert "seek" not in plan.text.replace("# ", "")
     assert plan.prediction.ranks == 8
     assert all(one.why for one in plan.runners_up)
+
+
+def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[str] = []
+    capture = Passes.captured
+    monkeypatch.setattr(Passes, "captured", lambda self, call: captured.append(self.name) or capture(self, call))
+    model, tokens = made()
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        for tensor in (1, 2, 4, 8):
+            seeking.add(iter([Degrees(1, 8 // tensor, tensor, 2 * tensor)]))
+    assert len(captured) == 1
+    assert len({known.memory for known in seeking.found.values()}) == 4
+
+
+class Placed(Net):
+    """Makes words of its own where the grid is."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = super().forward(tokens.to_global(sbp=flow.S(0)))  # type: ignore[attr-defined]
+        return found
+
+
+def test_a_program_that_places_tensors_is_captured_for_each_grid() -> None:
+    with torch.device("meta"):
+        model, tokens = Placed(6), torch.zeros(16, LENGTH, dtype=torch.long)
+    captures = Captures()
+    for grid in ("grid cuda (data=8)", "grid cuda (data=4)", "grid cuda (data=8)"):
+        planned_step(flow.Plan.read(grid), model, tokens, loss_fn=loss_of, captures=captures)
+    assert len(captures.made) == 2
 
 
 @pytest.mark.sweep
@@ -229,6 +261,103 @@ def test_a_model_without_equal_layers_has_choices_too() -> None:
     assert any("no one list" in one.why for one in plan.runners_up)
 
 
+class Towers(nn.Module):
+    """Layers in two lists."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.below, self.above = (nn.ModuleList(Block() for _ in range(layers)) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for layer in (*self.below, *self.above):
+            x = layer(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+@pytest.mark.parametrize("at", [Degrees(1, 8, 1, 2), Degrees(1, 2, 4, 8)], ids=str)
+def test_layers_in_two_lists_have_estimates(at: Degrees) -> None:
+    with torch.device("meta"):
+        model, tokens = Towers(4), torch.zeros(16, LENGTH, dtype=torch.long)
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        assert (seeking.space.lists, seeking.space.count) == (("below", "above"), 4)
+        seeking.add(iter([at]))
+        known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
+    assert tried.checked is not None, tried.why
+    assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.2)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
+class Experts(nn.Module):
+    """Eight, each of two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.empty(8, WIDTH, 1024)), nn.Parameter(torch.empty(8, 1024, WIDTH))
+
+    def forward(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+        found: Tensor = flow.nn.experts(x, chosen, share, self.up, self.down)
+        return found
+
+
+class Mixture(Block):
+    """Attention and experts, of which a token chooses two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(WIDTH, 8), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        share, chosen = self.gate(x).softmax(-1).topk(2)
+        found: Tensor = x + self.experts(x, chosen, share)
+        return found
+
+
+def test_experts_may_be_shared_by_ranks_of_data() -> None:
+    model, tokens = made(4)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    at = Degrees(1, 8, 1, 2, expert=8)
+    with priced_by("h100x8*1"):
+        seeking = searching(f"{ALL}, expert", model, tokens)
+        assert (seeking.space.mixtures, seeking.space.experts) == ("**.experts", 8)
+        assert at in seeking.variants(Degrees(1, 8, 1, 2))
+        assert not seeking.space.expert_sizes(Degrees(1, 4, 2, 2))
+        assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
+        seeking.add(iter([at]))
+        known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
+        assert seeking.figures_of(1, 2, False, 4, 1) is not None  # of half as many samples, which are captured anew
+    assert tried.checked is not None, tried.why
+    assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
+    assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
+def test_words_may_be_shared_where_there_are_many() -> None:
+    model, _ = made(4)
+    with torch.device("meta"):
+        tokens = torch.zeros(4, 2**14, dtype=torch.long)
+    text = f"{ALL}, context"
+    at = Degrees(1, 4, 1, 1, context=2)
+    with priced_by("h100x8*1"):
+        short = space_of(flow.Plan.read(text), model, 4, "cuda", 8, 8, 2**12)
+        assert short.contexts == [1]
+        space = space_of(flow.Plan.read(text), model, 4, "cuda", 8, 8, words_of(tokens))
+        assert space.contexts == [1, 2]
+        assert at in [*space.every()]
+        seeking = Seeking(space, Trying(model, tokens, loss_of, None, 8, None), str, loss_fn=loss_of, optimizers=[])
+        seeking.add(iter([at]))
+        known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
+    assert tried.checked is not None, tried.why
+    assert "inside layers.* use ring over context" in seeking.candidate(at).plan.text
+    assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
 def interrupted(at: str) -> Callable[[str], None]:
     """A listener that presses Ctrl-C once, at the first line that begins so."""
     left = [at]
@@ -241,7 +370,7 @@ def interrupted(at: str) -> Callable[[str], None]:
     return told
 
 
-@pytest.mark.parametrize("at", ["a layer with tensor=4", "data=", "pipe="])
+@pytest.mark.parametrize("at", ["a layer with tensor=2", "data=", "pipe="])
 def test_who_interrupts_gets_the_best_so_far(at: str) -> None:
     text = ALL if at != "pipe=" else "grid cuda (pipe=2, data=?)\nseek micro-batches"
     assert found(text, told=interrupted(at)).checked.seconds > 0

@@ -77,6 +77,18 @@ def test_another_mask_stays(name: str) -> None:
     assert found["attn_mask"] is not None
 
 
+def test_a_mask_is_looked_at_once_and_another_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    look = causal_masks._computed
+    monkeypatch.setattr(causal_masks, "_KNOWN", {})
+    monkeypatch.setattr(causal_masks, "_computed", lambda ops: looked.append(1) or look(ops))
+    for name, causal in (("places", True), ("places", True), ("one more", False), ("library", True)):
+        mask = (CAUSAL | OTHERS)[name]
+        found = told(lambda q, k, v, mask=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask()), *_three())
+        assert bool(found.get("is_causal")) == causal
+    assert len(looked) == 3
+
+
 def _three() -> tuple[Tensor, Tensor, Tensor]:
     return heads(), heads(), heads()
 
