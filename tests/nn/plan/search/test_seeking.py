@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.nn.graph.capture.arguments import StepCall
 from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import planned_step, priced_by, words_of
@@ -20,6 +21,7 @@ from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
+from sbpflow.sbp.logical import Logical
 
 ALL = "seek pipe, data, tensor, micro-batches, schedule, recompute"
 WIDTH, WORDS, LENGTH = 512, 1024, 256
@@ -92,7 +94,12 @@ def test_what_is_found_says_all_and_reads_back_to_the_same_step() -> None:
 def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[str] = []
     capture = Passes.captured
-    monkeypatch.setattr(Passes, "captured", lambda self, call: captured.append(self.name) or capture(self, call))
+
+    def counted(self: Passes, call: StepCall) -> Logical:
+        captured.append(self.name)
+        return capture(self, call)
+
+    monkeypatch.setattr(Passes, "captured", counted)
     model, tokens = made()
     with priced_by("h100x8*1"):
         seeking = searching(ALL, model, tokens)
