@@ -131,7 +131,8 @@ class Seeking:
         assert figures is not None
         whole = figures.stage(self.space.count, first=True, last=True)
         grows = (whole.kept + whole.passing) / samples
-        fit = [n for n in more if self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
+        more = sorted(self.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
+        fit = [n for n in more if n > samples and self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
         return max(fit, default=None)
 
     def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:

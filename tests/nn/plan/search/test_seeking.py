@@ -268,6 +268,17 @@ def test_a_model_without_equal_layers_has_choices_too() -> None:
     assert any("no one list" in one.why for one in plan.runners_up)
 
 
+def test_as_many_samples_are_looked_at_as_one_stage_may_have() -> None:
+    """Several stages of fewer ranks of data could have more."""
+    model, tokens = made(samples=128)
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        seeking.look(1, 1)
+        assert seeking.wider(1, 1) == 16
+        seeking.limit = 1.0
+        assert seeking.wider(1, 1) is None
+
+
 class Towers(nn.Module):
     """Layers in two lists."""
 
