@@ -32,6 +32,9 @@ NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan 
 SLACK = 1.05  # by which an estimate of memory may be too high
 SCHEDULED = 6  # choices for which all schedules are estimated
 WIDER = 2  # sizes of `tensor` for which more samples a micro-batch are estimated
+NEARLY = (
+    1.25  # times the seconds of the best, which more samples a micro-batch may make up for where there is one stage
+)
 WORSE = 0.15  # share of seconds that more samples a micro-batch do not make up for
 RERUN = 0.9  # share of the forward of blocks that those that run again take at least once more
 LISTED = 8  # estimates that are runners-up
@@ -112,21 +115,24 @@ class Seeking:
             self.add(replace(one, by=by) for by in self.space.pipelines(one))
 
     def wider(self, tensor: int, samples: int) -> int | None:
-        """The next number of samples of a micro-batch to estimate. Without stages that is the most that seem to fit,
-        as kept bytes grow with them; None where no more do."""
+        """The next number of samples of a micro-batch to estimate. Where one stage is about as good as several, that is
+        the most that seem to fit, as kept bytes grow with them; None where no more do."""
         mine = {self.samples(at) for at in self.space.every() if at.tensor == tensor}
         more = sorted(n for n in mine if n > samples)
         known = [at for at in self.found if at.tensor == tensor and self.samples(at) == samples]
         if not more or not known:
             return None
         best = min(known, key=self.rank)
+        alone = [at for at in known if at.pipe == 1 and self.found[at].seconds <= NEARLY * self.found[best].seconds]
+        best = min(alone, key=self.rank, default=best)
         if best.pipe > 1:
             return more[0]
         held, figures = self.found[best], self.figures[self.kind(best)]
         assert figures is not None
         whole = figures.stage(self.space.count, first=True, last=True)
         grows = (whole.kept + whole.passing) / samples
-        fit = [n for n in more if self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
+        more = sorted(self.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
+        fit = [n for n in more if n > samples and self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
         return max(fit, default=None)
 
     def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:

@@ -57,7 +57,7 @@ def test_flops_of_experts_are_those_of_the_tokens_that_chose_them() -> None:
     ops = torch.ops.sbpflow
     assert flops(Call(ops.experts.default, (x, chosen, share, up, down, "silu"), {}, (made,))) == 6 * 2 * each
     assert flops(Call(ops.module_experts.default, (x, chosen, share, [up, down], [], "c"), {}, (made,))) == 12 * each
-    part = x.expand(4, 6, 4), chosen, share, [up, down], [], [0, 8], "c"
+    part: tuple[Any, ...] = x.expand(4, 6, 4), chosen, share, [up, down], [], [0, 8], "c"
     assert flops(Call(ops.experts_part.default, part, {}, (made.expand(4, 6, 4),))) == 12 * each
     rows = torch.ones(8, 3, 4)
     assert flops(Call(ops.stacked_experts.default, (rows, [up, down], [], "c"), {}, (rows,))) == 24 * each

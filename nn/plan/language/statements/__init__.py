@@ -29,8 +29,8 @@ from .take import TakePlan
 
 __all__ = [
     "STATEMENTS", "Accumulate", "AxisEntries", "Cast", "DrawBy", "ExpectAtMost", "ExpectGathered", "ExpectMoves",
-    "Flow", "Grid", "GridAxis", "Hold", "Input", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest", "Seek",
-    "Statement", "TakePlan",
+    "Flow", "Grid", "GridAxis", "Hold", "Input", "Inside", "Kind", "Limit", "Offload", "Pipe", "Recompute", "Rest",
+    "Seek", "Statement", "TakePlan",
 ]  # fmt: skip
 
 STATEMENTS: tuple[type[Statement], ...] = (

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -121,9 +122,14 @@ def test_what_no_schedule_has_goes_by_the_formula() -> None:
 
 
 def test_cuts_whose_busiest_stage_takes_longer_than_a_step_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated: list[list[int]] = []
-    seconds = StageWork.seconds
-    monkeypatch.setattr(StageWork, "seconds", lambda self, ends: simulated.append(ends) or seconds(self, ends))
+    simulated: list[Sequence[int]] = []
+    simulate = StageWork.seconds
+
+    def counted(self: StageWork, ends: Sequence[int]) -> float:
+        simulated.append(ends)
+        return simulate(self, ends)
+
+    monkeypatch.setattr(StageWork, "seconds", counted)
     a, b = flow.placement("cpu", [0]), flow.placement("cpu", [1])
     work = StageWork([[LayerCost(1.0, 1.0, 1.0)] * 8] * 2, [a, b], flow.actors.published("1f1b"), 32, True)
     assert work.best([3, 8]) == [4, 8]

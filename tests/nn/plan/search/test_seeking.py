@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sbpflow as flow
+from sbpflow.nn.graph.capture.arguments import StepCall
 from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import planned_step, priced_by, words_of
@@ -20,6 +21,7 @@ from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
+from sbpflow.sbp.logical import Logical
 
 ALL = "seek pipe, data, tensor, micro-batches, schedule, recompute"
 WIDTH, WORDS, LENGTH = 512, 1024, 256
@@ -92,7 +94,12 @@ def test_what_is_found_says_all_and_reads_back_to_the_same_step() -> None:
 def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[str] = []
     capture = Passes.captured
-    monkeypatch.setattr(Passes, "captured", lambda self, call: captured.append(self.name) or capture(self, call))
+
+    def counted(self: Passes, call: StepCall) -> Logical:
+        captured.append(self.name)
+        return capture(self, call)
+
+    monkeypatch.setattr(Passes, "captured", counted)
     model, tokens = made()
     with priced_by("h100x8*1"):
         seeking = searching(ALL, model, tokens)
@@ -259,6 +266,17 @@ def test_a_model_without_equal_layers_has_choices_too() -> None:
     plan = flow.plan(model, x, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=lambda model, x: model(x).square().mean())
     assert "pipe" not in plan.text
     assert any("no one list" in one.why for one in plan.runners_up)
+
+
+def test_as_many_samples_are_looked_at_as_one_stage_may_have() -> None:
+    """Several stages of fewer ranks of data could have more."""
+    model, tokens = made(samples=128)
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        seeking.look(1, 1)
+        assert seeking.wider(1, 1) == 16
+        seeking.limit = 1.0
+        assert seeking.wider(1, 1) is None
 
 
 class Towers(nn.Module):

@@ -1,6 +1,6 @@
 """Attention whose mask is causal is told so, whoever makes the mask and how; every other mask stays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sbpflow.nn.graph.capture.calls import causal_masks
+from sbpflow.sbp.logical import LogicalOp
 from tests.nn.graph.same import Of, same
 
 SAMPLES, LENGTH = 3, 6
@@ -80,8 +81,13 @@ def test_another_mask_stays(name: str) -> None:
 def test_a_mask_is_looked_at_once_and_another_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     look = causal_masks._computed
+
+    def counted(ops: Sequence[LogicalOp]) -> Tensor | None:
+        looked.append(len(ops))
+        return look(ops)
+
     monkeypatch.setattr(causal_masks, "_KNOWN", {})
-    monkeypatch.setattr(causal_masks, "_computed", lambda ops: looked.append(1) or look(ops))
+    monkeypatch.setattr(causal_masks, "_computed", counted)
     for name, causal in (("places", True), ("places", True), ("one more", False), ("library", True)):
         mask = (CAUSAL | OTHERS)[name]
         found = told(lambda q, k, v, mask=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask()), *_three())
