@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby
-from math import inf
 from operator import mul
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from .cluster_file import parts_of, written
 from .device import family
 from .errors import PlacementError
 from .grid import Placement
-from .hardware import Device, Level, RankDevice, RankLink, check_groups, least_fitted
+from .hardware import Device, Jitter, Level, RankDevice, RankLink, check_groups, slowest_device
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
 from .network.link_graph import LinkGraph
@@ -201,20 +200,7 @@ class Cluster:
     def _least(self, ranks: Iterable[int]) -> Device:
         of = {rank: each.device for each in self.devices for rank in each.ranks}
         found = {id(device): device for device in (of.get(rank, self.device) for rank in ranks)}
-        if len(found) == 1:
-            return next(iter(found.values()))
-        kinds = list(found.values())
-        names = dict.fromkeys(name for kind in kinds for name in kind.flops)
-        rates = {name: min(_rate(kind, name) for kind in kinds) for name in names}
-        return Device(
-            " and ".join(sorted(dict.fromkeys(kind.name for kind in kinds))),
-            rates,
-            min(kind.memory for kind in kinds),
-            min(kind.memory_bandwidth for kind in kinds),
-            min(kind.host_bandwidth for kind in kinds),
-            min(kind.disk_bandwidth for kind in kinds),
-            fitted=least_fitted(kinds),
-        )
+        return next(iter(found.values())) if len(found) == 1 else slowest_device([*found.values()])
 
     def with_node(self, size: int) -> "Cluster":
         """The same cluster with another number of devices in the innermost level.
@@ -224,6 +210,11 @@ class Cluster:
         """
         alike = (replace(level, groups=()) for level in self.levels[1:])
         return replace(self, levels=(replace(self.levels[0], size=size, groups=()), *alike))
+
+    def with_jitter(self, jitter: Jitter | None) -> "Cluster":
+        """The same cluster, whose devices compute as unevenly as this says."""
+        others = (RankDevice(each.ranks, replace(each.device, jitter=jitter)) for each in self.devices)
+        return replace(self, device=replace(self.device, jitter=jitter), devices=(*others,))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
@@ -392,8 +383,3 @@ def _cut(p: Placement, unit: Callable[[int], int]) -> Placement:
         )
         shape += [n // inside, inside] if 1 < inside < n else [n]
     return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
-
-
-def _rate(device: Device, dtype: str) -> float:
-    """FLOP/s; where nothing is said of a dtype, those of float32."""
-    return device.flops.get(dtype) or device.flops.get("float32", inf)

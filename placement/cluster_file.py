@@ -6,10 +6,13 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
-from .hardware import Calibration, Device, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink
 from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
+
+
+_PARTS = {"fitted": Calibration, "jitter": Jitter}  # of a device's table, each a table of its own
 
 
 def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any]:
@@ -68,13 +71,17 @@ def _level(table: object, where: str) -> Level:
 
 def _device(table: object, where: str) -> Device:
     found = _fields(table, Device, where)
-    if "fitted" not in found:
-        return Device(**found)
-    constants = _fields(found["fitted"], Calibration, f"fitted in {where}")
+    parts = {name: _part(found[name], of, name, where) for name, of in _PARTS.items() if name in found}
+    return Device(**{**found, **parts})
+
+
+def _part(table: object, of: type, name: str, where: str) -> Any:
+    """The table of a device's table."""
+    constants = _fields(table, of, f"{name} in {where}")
     try:
-        return Device(**{**found, "fitted": Calibration(**constants)})
+        return of(**constants)
     except PlacementError as error:
-        raise PlacementError(f"fitted in {where}: {error}") from None
+        raise PlacementError(f"{name} in {where}: {error}") from None
 
 
 def _ranks(given: object, where: str) -> Any:
@@ -112,12 +119,14 @@ def _fields(table: object, of: type, where: str) -> dict[str, Any]:
 
 
 def _device_lines(name: str, device: Device) -> list[str]:
-    plain = [f.name for f in fields(device) if f.name not in ("flops", "fitted")]
+    plain = [f.name for f in fields(device) if f.name not in ("flops", *_PARTS)]
     rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
     lines = ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
-    if device.fitted:
-        known = [(f.name, getattr(device.fitted, f.name)) for f in fields(device.fitted)]
-        lines += ["", f"[{name}.fitted]", *(f"{name} = {_toml(value)}" for name, value in known if value is not None)]
+    for part in _PARTS:
+        held = getattr(device, part)
+        known = [(f.name, getattr(held, f.name)) for f in fields(held)] if held else []
+        said = [f"{name} = {_toml(value)}" for name, value in known if value is not None]
+        lines += ["", f"[{name}.{part}]", *said] if said else []
     return lines
 
 

@@ -14,6 +14,7 @@ from sbpflow.placement import (
     Calibration,
     Cluster,
     Device,
+    Jitter,
     Level,
     PlacementError,
     RankDevice,
@@ -217,7 +218,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
             GOOD,
             "name = 'x'\nlevels = []\ndevice = 3",
             "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth, type, "
-            "fitted\n"
+            "fitted, jitter\n"
             "  found 3",
         ),
     ],
@@ -321,6 +322,50 @@ def test_a_device_of_which_nobody_published_steps_is_a_datasheet(name: str) -> N
 def test_a_fitted_device_says_where_and_how_well() -> None:
     said = "A100: fitted, on published steps of transformers on A100, median error 5.1 %"
     assert cluster("a100x8").device.said == said
+
+
+UNEVEN = Jitter(0.03, slow=0.2, one_in=1000, seed=7)
+
+
+def test_how_unevenly_devices_compute_is_written_and_read(tmp_path: Path) -> None:
+    for given in (UNEVEN, Jitter(0.03)):
+        LINKED.with_jitter(given).save(tmp_path / "c.toml")
+        again = cluster(tmp_path / "c.toml")
+        assert again.device.jitter == again.devices[0].device.jitter == given
+    assert (again.with_jitter(None).device, again.with_jitter(None).devices) == (LINKED.device, LINKED.devices)
+
+
+def test_who_waits_for_unlike_devices_has_the_most_of_their_jitter() -> None:
+    assert LINKED.device_of(placement("cpu", range(4))).jitter is None
+    other = RankDevice((1, 3), replace(UNIT, name="other", jitter=Jitter(0.05)))
+    mixed = replace(LINKED, device=replace(UNIT, jitter=UNEVEN), devices=(other,))
+    assert mixed.device_of(placement("cpu", range(4))).jitter == replace(UNEVEN, scatter=0.05)
+    assert mixed.device_of(placement("cpu", [1])).jitter == Jitter(0.05)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("scatter = -0.1", "scatter = -0.1\n  a share from 0 to 1, as in scatter = 0.03 (3 % of a task)"),
+        ("scatter = 3", "scatter = 3\n  a share from 0 to 1, as in scatter = 0.03"),
+        ("slow = -1", "slow = -1\n  0 or more, as in slow = 0.2 (20 % longer)"),
+        ("slow = 0.2", "slow = 0.2 alone\n  say both how many cards have one slow one and by what share, as in one_in"),
+        ("one_in = 100", "one_in = 100 alone\n  say both how many cards have one slow one"),
+        ("one_in = 0", "one_in = 0\n  cards of which one is slow, 1 or more, as in one_in = 1000"),
+        ("seed = 1.5", "seed = 1.5\n  a whole number from 0, as in seed = 0"),
+        ("scatter = 'much'", "scatter in jitter in device of FILE is a number\n  found 'much'"),
+        ("scater = 0.1", "needs scatter, slow, one_in, seed\n  found unknown scater"),
+    ],
+)
+def test_a_jitter_that_cannot_be_says_where(said: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    TREE.save(path)
+    path.write_text(f"{path.read_text()}\n[device.jitter]\n{said}\n", encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    found = str(refused.value).replace(f"cluster file {str(path)!r}", "FILE")
+    assert message in found
+    assert "jitter in device of FILE" in found
 
 
 SHARE = "\n  a share of the datasheet's figure is above 0 and at most 1, as in "
