@@ -104,14 +104,15 @@ class Cluster:
 
     def link(self, placement: Placement, axes: tuple[int, ...], ways: str = "ring") -> tuple[float, float]:
         """Latency of the outermost level that any group along these axes spans, and bytes a second that a rank gets: in
-        a ring, from all others of its group (`pairs`), or from those beside it (`neighbours`).
+        a ring, in one that adds up (`sums`), from all others of its group (`pairs`), or from those beside it
+        (`neighbours`).
 
         Several cards of a group in one node share what leaves it, each over its own adapter.
 
         >>> from .grid import placement
         >>> p = placement("cuda:[0-15] as (node=2, device=8)")
-        >>> [cluster("a100x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
-        [20.0, 240.0, 160.0]
+        >>> [cluster("h200x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
+        [40.0, 360.0, 320.0]
         """
         # The key holds the cluster itself: once this one is gone, its id could be that of another cluster.
         key = ("cluster.link", self, axes, ways)
@@ -123,21 +124,21 @@ class Cluster:
         if self.graph is not None:
             found = self.graph.together(groups, ways)
         elif self.links:
-            found = min((self._slowest(group, group) for group in groups), key=lambda link: link[1])
+            found = min((self._slowest(group, group, ways) for group in groups), key=lambda link: link[1])
         elif family(placement.type).card and ways != "neighbours":
             found = self.levels[top].latency, min(self._shared(group, ways) for group in groups)
         else:
-            found = self.levels[top].latency, self.levels[top].bandwidth
+            found = self.levels[top].latency, self.levels[top].rate(ways)
         placement.memo[key] = found
         return found
 
     def _shared(self, group: Sequence[int], ways: str) -> float:
         """Bytes a second that each of a group receives where all of its cards send: in rings, or every one to all."""
-        rates, inside = [self.levels[0].bandwidth], 1
+        rates, inside = [self.levels[0].rate(ways)], 1
         for k, level in enumerate(self.levels[1 : self.level_of(group) + 1]):
             inside = min(Counter(self.unit(rank, k) for rank in group).values())
             outside = (len(group) - inside) / (len(group) - 1)
-            rates.append(level.bandwidth * (inside if ways == "ring" else 1 / outside))
+            rates.append(level.rate(ways) * (1 / outside if ways == "pairs" else inside))
         return min(rates)
 
     def by_levels(self, placement: Placement) -> Placement:
@@ -160,14 +161,14 @@ class Cluster:
         """Latency and bandwidth of the smallest level that holds both placements.
 
         >>> from .grid import placement
-        >>> cluster("a100x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
-        (4e-06, 20000000000.0)
+        >>> cluster("h200x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
+        (4e-06, 40000000000.0)
         """
         if self.graph is not None:
             return self.graph.between(here.flat, there.flat)
         return self._slowest(here.flat, there.flat)
 
-    def _slowest(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, float]:
+    def _slowest(self, here: Sequence[int], there: Sequence[int], ways: str = "hop") -> tuple[float, float]:
         """The slowest link between two groups of ranks. That of the level which holds all counts, unless every pair has
         its own."""
         first, second = {*here}, {*there}
@@ -179,7 +180,7 @@ class Cluster:
             if any(a in first and b in second for a, b in (link.ranks, link.ranks[::-1]))
         }
         level = self.levels[self.level_of(first | second)]
-        rest = [(level.latency, level.bandwidth)] if len(own) < pairs or not own else []
+        rest = [(level.latency, level.rate(ways))] if len(own) < pairs or not own else []
         return min((*own.values(), *rest), key=lambda link: (link[1], -link[0]))
 
     def device_of(self, placement: Placement) -> Device:

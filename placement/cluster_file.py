@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
-from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink, Shares
 from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
@@ -49,8 +49,11 @@ def written(
     """The lines of a cluster's file."""
     lines = [f"name = {_toml(name)}", *([f"origin = {_toml(origin)}"] if origin else [])]
     for level in levels:
-        said = [f.name for f in fields(level) if f.name != "groups" or level.groups]
+        said = [f.name for f in fields(level) if f.name != "shares" and (f.name != "groups" or level.groups)]
         lines += ["", "[[levels]]", *(f"{name} = {_toml(getattr(level, name))}" for name in said)]
+        if level.shares != Shares():
+            parts = (f"{f.name} = {_toml(getattr(level.shares, f.name))}" for f in fields(Shares))
+            lines += ["", "[levels.shares]", *parts]
     for link in links:
         lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
     if graph is not None:
@@ -66,7 +69,8 @@ def _level(table: object, where: str) -> Level:
     groups = found.get("groups", [])
     if not isinstance(groups, list):
         raise PlacementError(f"groups of {where} are lists of ranks, as in [[0, 1, 2], [3, 4]]\n  found {groups!r}")
-    return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups)})
+    shares = {"shares": _part(found["shares"], Shares, "shares", where)} if "shares" in found else {}
+    return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups), **shares})
 
 
 def _device(table: object, where: str) -> Device:
@@ -76,7 +80,7 @@ def _device(table: object, where: str) -> Device:
 
 
 def _part(table: object, of: type, name: str, where: str) -> Any:
-    """The table of a device's table."""
+    """A table in a table."""
     constants = _fields(table, of, f"{name} in {where}")
     try:
         return of(**constants)

@@ -16,6 +16,7 @@ __all__ = [
     "Level",
     "RankDevice",
     "RankLink",
+    "Shares",
     "check_groups",
     "slowest_device",
 ]
@@ -24,11 +25,34 @@ RESERVED = 0.05  # share of a device's memory for its context, buffers of links,
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """The parts of a level's bandwidth that moves of a kind get: a `hop` from stage to stage or to a neighbour, a
+    `gather` of pieces, or an exchange of them, and a `sum` in pieces, or in pieces and gathered again."""
+
+    hop: float = 1.0
+    gather: float = 1.0
+    sum: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("hop", "gather", "sum"):
+            if not 0 < getattr(self, name) <= 1:
+                raise PlacementError(
+                    f"shares of a level cannot be: {name} = {getattr(self, name)}\n"
+                    f"  a share of its bandwidth is above 0 and at most 1, as in {name} = 0.85"
+                )
+
+    def of(self, ways: str) -> float:
+        """The part of moves that go one of these ways: in rings, from all others, or from those beside a rank."""
+        return {"sums": self.sum, "neighbours": self.hop, "hop": self.hop}.get(ways, self.gather)
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """One ring of the hierarchy: `size` units of the level below, joined by links of one kind.
 
     Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send. `groups` are
     the ranks of each unit where these do not follow each other in equal numbers; `size` is that of the largest.
+    `shares` say which moves get less of the bandwidth than others.
     """
 
     name: str
@@ -36,6 +60,11 @@ class Level:
     latency: float
     bandwidth: float
     groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    shares: Shares = field(default=Shares(), repr=False)
+
+    def rate(self, ways: str) -> float:
+        """Bytes per second of moves that go this way."""
+        return self.bandwidth * self.shares.of(ways)
 
     def __post_init__(self) -> None:
         fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
