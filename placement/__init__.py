@@ -13,7 +13,7 @@ from .errors import (
     caret,
 )
 from .grid import Placement, placement
-from .hardware import Calibration, Device, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink, Shares
 
 __all__ = [
     "Calibration",
@@ -21,6 +21,7 @@ __all__ = [
     "Device",
     "DtypeError",
     "FileError",
+    "Jitter",
     "Level",
     "MissingError",
     "Placement",
@@ -30,6 +31,7 @@ __all__ = [
     "SbpError",
     "SbpflowError",
     "ShapeError",
+    "Shares",
     "TransportError",
     "caret",
     "cluster",

@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby
-from math import inf
 from operator import mul
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from .cluster_file import parts_of, written
 from .device import family
 from .errors import PlacementError
 from .grid import Placement
-from .hardware import Device, Level, RankDevice, RankLink, check_groups, least_fitted
+from .hardware import Device, Jitter, Level, RankDevice, RankLink, check_groups, slowest_device
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
 from .network.link_graph import LinkGraph
@@ -105,14 +104,15 @@ class Cluster:
 
     def link(self, placement: Placement, axes: tuple[int, ...], ways: str = "ring") -> tuple[float, float]:
         """Latency of the outermost level that any group along these axes spans, and bytes a second that a rank gets: in
-        a ring, from all others of its group (`pairs`), or from those beside it (`neighbours`).
+        a ring, in one that adds up (`sums`), from all others of its group (`pairs`), or from those beside it
+        (`neighbours`).
 
         Several cards of a group in one node share what leaves it, each over its own adapter.
 
         >>> from .grid import placement
         >>> p = placement("cuda:[0-15] as (node=2, device=8)")
-        >>> [cluster("a100x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
-        [20.0, 240.0, 160.0]
+        >>> [cluster("h200x8").link(p, axes)[1] / 1e9 for axes in ((0,), (1,), (0, 1))]
+        [40.0, 360.0, 320.0]
         """
         # The key holds the cluster itself: once this one is gone, its id could be that of another cluster.
         key = ("cluster.link", self, axes, ways)
@@ -124,21 +124,21 @@ class Cluster:
         if self.graph is not None:
             found = self.graph.together(groups, ways)
         elif self.links:
-            found = min((self._slowest(group, group) for group in groups), key=lambda link: link[1])
+            found = min((self._slowest(group, group, ways) for group in groups), key=lambda link: link[1])
         elif family(placement.type).card and ways != "neighbours":
             found = self.levels[top].latency, min(self._shared(group, ways) for group in groups)
         else:
-            found = self.levels[top].latency, self.levels[top].bandwidth
+            found = self.levels[top].latency, self.levels[top].rate(ways)
         placement.memo[key] = found
         return found
 
     def _shared(self, group: Sequence[int], ways: str) -> float:
         """Bytes a second that each of a group receives where all of its cards send: in rings, or every one to all."""
-        rates, inside = [self.levels[0].bandwidth], 1
+        rates, inside = [self.levels[0].rate(ways)], 1
         for k, level in enumerate(self.levels[1 : self.level_of(group) + 1]):
             inside = min(Counter(self.unit(rank, k) for rank in group).values())
             outside = (len(group) - inside) / (len(group) - 1)
-            rates.append(level.bandwidth * (inside if ways == "ring" else 1 / outside))
+            rates.append(level.rate(ways) * (1 / outside if ways == "pairs" else inside))
         return min(rates)
 
     def by_levels(self, placement: Placement) -> Placement:
@@ -161,14 +161,14 @@ class Cluster:
         """Latency and bandwidth of the smallest level that holds both placements.
 
         >>> from .grid import placement
-        >>> cluster("a100x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
-        (4e-06, 20000000000.0)
+        >>> cluster("h200x8").between(placement("cuda:[0-3]"), placement("cuda:[8-11]"))
+        (4e-06, 40000000000.0)
         """
         if self.graph is not None:
             return self.graph.between(here.flat, there.flat)
         return self._slowest(here.flat, there.flat)
 
-    def _slowest(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, float]:
+    def _slowest(self, here: Sequence[int], there: Sequence[int], ways: str = "hop") -> tuple[float, float]:
         """The slowest link between two groups of ranks. That of the level which holds all counts, unless every pair has
         its own."""
         first, second = {*here}, {*there}
@@ -180,7 +180,7 @@ class Cluster:
             if any(a in first and b in second for a, b in (link.ranks, link.ranks[::-1]))
         }
         level = self.levels[self.level_of(first | second)]
-        rest = [(level.latency, level.bandwidth)] if len(own) < pairs or not own else []
+        rest = [(level.latency, level.rate(ways))] if len(own) < pairs or not own else []
         return min((*own.values(), *rest), key=lambda link: (link[1], -link[0]))
 
     def device_of(self, placement: Placement) -> Device:
@@ -201,20 +201,7 @@ class Cluster:
     def _least(self, ranks: Iterable[int]) -> Device:
         of = {rank: each.device for each in self.devices for rank in each.ranks}
         found = {id(device): device for device in (of.get(rank, self.device) for rank in ranks)}
-        if len(found) == 1:
-            return next(iter(found.values()))
-        kinds = list(found.values())
-        names = dict.fromkeys(name for kind in kinds for name in kind.flops)
-        rates = {name: min(_rate(kind, name) for kind in kinds) for name in names}
-        return Device(
-            " and ".join(sorted(dict.fromkeys(kind.name for kind in kinds))),
-            rates,
-            min(kind.memory for kind in kinds),
-            min(kind.memory_bandwidth for kind in kinds),
-            min(kind.host_bandwidth for kind in kinds),
-            min(kind.disk_bandwidth for kind in kinds),
-            fitted=least_fitted(kinds),
-        )
+        return next(iter(found.values())) if len(found) == 1 else slowest_device([*found.values()])
 
     def with_node(self, size: int) -> "Cluster":
         """The same cluster with another number of devices in the innermost level.
@@ -224,6 +211,11 @@ class Cluster:
         """
         alike = (replace(level, groups=()) for level in self.levels[1:])
         return replace(self, levels=(replace(self.levels[0], size=size, groups=()), *alike))
+
+    def with_jitter(self, jitter: Jitter | None) -> "Cluster":
+        """The same cluster, whose devices compute as unevenly as this says."""
+        others = (RankDevice(each.ranks, replace(each.device, jitter=jitter)) for each in self.devices)
+        return replace(self, device=replace(self.device, jitter=jitter), devices=(*others,))
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as TOML; `cluster(path)` and `Cluster.load(path)` read it back."""
@@ -392,8 +384,3 @@ def _cut(p: Placement, unit: Callable[[int], int]) -> Placement:
         )
         shape += [n // inside, inside] if 1 < inside < n else [n]
     return p if len(shape) == p.ndim else Placement(p.type, p.flat, tuple(shape), None)
-
-
-def _rate(device: Device, dtype: str) -> float:
-    """FLOP/s; where nothing is said of a dtype, those of float32."""
-    return device.flops.get(dtype) or device.flops.get("float32", inf)

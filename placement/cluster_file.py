@@ -6,10 +6,13 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
-from .hardware import Calibration, Device, Level, RankDevice, RankLink
+from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink, Shares
 from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
+
+
+_PARTS = {"fitted": Calibration, "jitter": Jitter}  # of a device's table, each a table of its own
 
 
 def parts_of(table: Mapping[str, object], where: str, of: type) -> dict[str, Any]:
@@ -46,8 +49,11 @@ def written(
     """The lines of a cluster's file."""
     lines = [f"name = {_toml(name)}", *([f"origin = {_toml(origin)}"] if origin else [])]
     for level in levels:
-        said = [f.name for f in fields(level) if f.name != "groups" or level.groups]
+        said = [f.name for f in fields(level) if f.name != "shares" and (f.name != "groups" or level.groups)]
         lines += ["", "[[levels]]", *(f"{name} = {_toml(getattr(level, name))}" for name in said)]
+        if level.shares != Shares():
+            parts = (f"{f.name} = {_toml(getattr(level.shares, f.name))}" for f in fields(Shares))
+            lines += ["", "[levels.shares]", *parts]
     for link in links:
         lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
     if graph is not None:
@@ -63,18 +69,23 @@ def _level(table: object, where: str) -> Level:
     groups = found.get("groups", [])
     if not isinstance(groups, list):
         raise PlacementError(f"groups of {where} are lists of ranks, as in [[0, 1, 2], [3, 4]]\n  found {groups!r}")
-    return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups)})
+    shares = {"shares": _part(found["shares"], Shares, "shares", where)} if "shares" in found else {}
+    return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups), **shares})
 
 
 def _device(table: object, where: str) -> Device:
     found = _fields(table, Device, where)
-    if "fitted" not in found:
-        return Device(**found)
-    constants = _fields(found["fitted"], Calibration, f"fitted in {where}")
+    parts = {name: _part(found[name], of, name, where) for name, of in _PARTS.items() if name in found}
+    return Device(**{**found, **parts})
+
+
+def _part(table: object, of: type, name: str, where: str) -> Any:
+    """A table in a table."""
+    constants = _fields(table, of, f"{name} in {where}")
     try:
-        return Device(**{**found, "fitted": Calibration(**constants)})
+        return of(**constants)
     except PlacementError as error:
-        raise PlacementError(f"fitted in {where}: {error}") from None
+        raise PlacementError(f"{name} in {where}: {error}") from None
 
 
 def _ranks(given: object, where: str) -> Any:
@@ -112,12 +123,14 @@ def _fields(table: object, of: type, where: str) -> dict[str, Any]:
 
 
 def _device_lines(name: str, device: Device) -> list[str]:
-    plain = [f.name for f in fields(device) if f.name not in ("flops", "fitted")]
+    plain = [f.name for f in fields(device) if f.name not in ("flops", *_PARTS)]
     rates = [f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops.items()]
     lines = ["", f"[{name}]", *(f"{f} = {_toml(getattr(device, f))}" for f in plain), "", f"[{name}.flops]", *rates]
-    if device.fitted:
-        known = [(f.name, getattr(device.fitted, f.name)) for f in fields(device.fitted)]
-        lines += ["", f"[{name}.fitted]", *(f"{name} = {_toml(value)}" for name, value in known if value is not None)]
+    for part in _PARTS:
+        held = getattr(device, part)
+        known = [(f.name, getattr(held, f.name)) for f in fields(held)] if held else []
+        said = [f"{name} = {_toml(value)}" for name, value in known if value is not None]
+        lines += ["", f"[{name}.{part}]", *said] if said else []
     return lines
 
 

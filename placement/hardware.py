@@ -8,9 +8,42 @@ from math import inf
 from .errors import PlacementError
 from .ranks import check_type
 
-__all__ = ["RESERVED", "Calibration", "Device", "Level", "RankDevice", "RankLink", "check_groups", "least_fitted"]
+__all__ = [
+    "RESERVED",
+    "Calibration",
+    "Device",
+    "Jitter",
+    "Level",
+    "RankDevice",
+    "RankLink",
+    "Shares",
+    "check_groups",
+    "slowest_device",
+]
 
 RESERVED = 0.05  # share of a device's memory for its context, buffers of links, and gaps between tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The parts of a level's bandwidth that moves of a kind get: a `hop` from stage to stage or to a neighbour, a
+    `gather` of pieces, or an exchange of them, and a `sum` in pieces, or in pieces and gathered again."""
+
+    hop: float = 1.0
+    gather: float = 1.0
+    sum: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("hop", "gather", "sum"):
+            if not 0 < getattr(self, name) <= 1:
+                raise PlacementError(
+                    f"shares of a level cannot be: {name} = {getattr(self, name)}\n"
+                    f"  a share of its bandwidth is above 0 and at most 1, as in {name} = 0.85"
+                )
+
+    def of(self, ways: str) -> float:
+        """The part of moves that go one of these ways: in rings, from all others, or from those beside a rank."""
+        return {"sums": self.sum, "neighbours": self.hop, "hop": self.hop}.get(ways, self.gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +52,7 @@ class Level:
 
     Latency is seconds for a hop, bandwidth bytes per second that one device sends while all devices send. `groups` are
     the ranks of each unit where these do not follow each other in equal numbers; `size` is that of the largest.
+    `shares` say which moves get less of the bandwidth than others.
     """
 
     name: str
@@ -26,6 +60,11 @@ class Level:
     latency: float
     bandwidth: float
     groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    shares: Shares = field(default=Shares(), repr=False)
+
+    def rate(self, ways: str) -> float:
+        """Bytes per second of moves that go this way."""
+        return self.bandwidth * self.shares.of(ways)
 
     def __post_init__(self) -> None:
         fit = isinstance(self.size, int) and self.size >= 1 and self.latency >= 0 and self.bandwidth > 0
@@ -82,6 +121,46 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
+class Jitter:
+    """How unevenly devices of one kind compute: `scatter` is the standard deviation of a task's seconds, as a share of
+    them, and one card in `one_in` is a straggler, which takes longer for all of its tasks by the share `slow`.
+
+    Answers that it is drawn for are the same for the same `seed`.
+
+    >>> print(Jitter(0.03, slow=0.2, one_in=1000))
+    tasks scatter by 3 %, one card in 1,000 takes 20 % longer, seed 0
+    """
+
+    scatter: float = 0.0
+    slow: float = 0.0
+    one_in: float = inf
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, holds, fix in (
+            ("scatter", 0 <= self.scatter <= 1, "a share from 0 to 1, as in scatter = 0.03 (3 % of a task)"),
+            ("slow", 0 <= self.slow < inf, "0 or more, as in slow = 0.2 (20 % longer)"),
+            ("one_in", self.one_in >= 1, "cards of which one is slow, 1 or more, as in one_in = 1000"),
+            ("seed", type(self.seed) is int and self.seed >= 0, "a whole number from 0, as in seed = 0"),
+        ):
+            if not holds:
+                raise PlacementError(f"jitter cannot be: {name} = {getattr(self, name)}\n  {fix}")
+        if (self.slow > 0) != (self.one_in < inf):
+            said, other = ("slow", "one_in = 1000") if self.slow else ("one_in", "slow = 0.2")
+            raise PlacementError(
+                f"jitter cannot be: {said} = {getattr(self, said):g} alone\n"
+                f"  say both how many cards have one slow one and by what share, as in {other}"
+            )
+
+    def __bool__(self) -> bool:
+        return self.scatter > 0 or self.slow > 0
+
+    def __str__(self) -> str:
+        slow = f", one card in {self.one_in:,g} takes {self.slow * 100:.3g} % longer" if self.slow else ""
+        return f"tasks scatter by {self.scatter * 100:.3g} %{slow}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One device as its datasheet has it: FLOP/s by the dtype's name, bytes of memory, bytes per second to its own
     memory; and what it reaches of that, where somebody has `fitted` it.
@@ -98,6 +177,7 @@ class Device:
     disk_bandwidth: float = 1e9
     type: str = "cuda"  # of placements on such devices
     fitted: Calibration | None = None
+    jitter: Jitter | None = None  # None: all alike
 
     def __post_init__(self) -> None:
         check_type(self.type)
@@ -142,7 +222,27 @@ class RankDevice:
             raise PlacementError(f"a device of no ranks\n  found {self.ranks}\n  list its ranks, as in [2, 3]")
 
 
-def least_fitted(kinds: Sequence[Device]) -> Calibration | None:
+def slowest_device(kinds: Sequence[Device]) -> Device:
+    """The device that stands for several kinds of which all wait for each other: the least of each figure."""
+    names = dict.fromkeys(name for kind in kinds for name in kind.flops)
+    return Device(
+        " and ".join(sorted(dict.fromkeys(kind.name for kind in kinds))),
+        {name: min(_rate(kind, name) for kind in kinds) for name in names},
+        min(kind.memory for kind in kinds),
+        min(kind.memory_bandwidth for kind in kinds),
+        min(kind.host_bandwidth for kind in kinds),
+        min(kind.disk_bandwidth for kind in kinds),
+        fitted=_least_fitted(kinds),
+        jitter=_most_jitter(kinds),
+    )
+
+
+def _rate(device: Device, dtype: str) -> float:
+    """FLOP/s; where nothing is said of a dtype, those of float32."""
+    return device.flops.get(dtype) or device.flops.get("float32", inf)
+
+
+def _least_fitted(kinds: Sequence[Device]) -> Calibration | None:
     """The constants of devices that wait for each other: of those that are fitted the least shares, the longest
     launch."""
     fitted = [kind.fitted for kind in kinds if kind.fitted]
@@ -158,6 +258,14 @@ def least_fitted(kinds: Sequence[Device]) -> Calibration | None:
         min(shares),
         max(each.functions for each in fitted),
     )
+
+
+def _most_jitter(kinds: Sequence[Device]) -> Jitter | None:
+    known = [kind.jitter for kind in kinds if kind.jitter]
+    if not known:
+        return None
+    slow, one_in = max(each.slow for each in known), min(each.one_in for each in known)
+    return Jitter(max(each.scatter for each in known), slow, one_in, known[0].seed)
 
 
 def check_groups(name: str, levels: Sequence[Level]) -> None:

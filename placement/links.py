@@ -28,9 +28,11 @@ from .network.hosts import Hosts
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
 EVERYBODY_ADDS = 1.4
 
-# From whom a rank receives in a collective that is no ring: from all others, or from those beside it alone.
+# From whom a rank receives in a collective that is no plain ring: one that adds up gets another share of links, others
+# receive from all others, or from those beside them alone.
 WAYS = dict.fromkeys(("all_to_all", "exchange", "all_reduce_once"), "pairs")
 WAYS |= dict.fromkeys(("halo", "halo_sum"), "neighbours")
+WAYS |= dict.fromkeys(("reduce_scatter", "all_reduce"), "sums")
 
 __all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks", "wires"]
 
@@ -81,8 +83,8 @@ class Links(NamedTuple):
         return self.sizes, self.reductions, self.parts, tuple(links), self.fine and self.fine.figures
 
     def ring(self, axes: tuple[int, ...]) -> tuple[float, float]:
-        """Latency and bandwidth where each rank sends to the next one alone."""
-        return self.link(axes, "ring")
+        """Latency and bandwidth where each rank sends to the next one alone: of gathers or of sums, the quicker."""
+        return max((self.link(axes, ways) for ways in ("ring", "sums")), key=lambda link: link[1])
 
     def ranks(self, axes: tuple[int, ...]) -> int:
         return prod(self.sizes[a] for a in axes)

@@ -1,23 +1,33 @@
 """The simulator: a network with a clock in the place of threads.
 
 What happens at one instant is all told before anything new begins, so that order does not depend on who was told first.
+
+Beside its own times a run keeps those of many others, if asked for: each firing takes another time in each of them, and
+all have the order of the first. A firing begins there when its queue is free and what it waited for has come: what it
+takes was filled, and what it gives was freed.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from ...placement.errors import ScheduleError
 from .network import Network
 from .protocol import Event, Message, Wiring
-from .state import Desk, Slot
+from .state import Desk, Firing, Slot
 
-__all__ = ["Ran", "Simulation", "simulate"]
+__all__ = ["Ran", "Seconds", "Simulation", "simulate"]
+
+Seconds: TypeAlias = npt.NDArray[np.float64]  # of one thing, in each of many runs
+Others: TypeAlias = Callable[[str, float], Seconds]  # of a firing on a queue, which takes so long in the first
 
 SAME = 1e-9  # relative; what lies so near is one instant
 
@@ -46,13 +56,15 @@ class Ran:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The outcome of a simulation. `peak` is by register the most slots that were in use at once."""
+    """The outcome of a simulation. `peak` is by register the most slots that were in use at once, `ends` are those of
+    the other runs that were asked for."""
 
     network: Network
     firings: tuple[Ran, ...]
     peak: dict[str, int]
     finished: bool
     desk: Desk = field(repr=False)
+    ends: Seconds | None = field(default=None, repr=False)
 
     @property
     def end(self) -> float:
@@ -72,10 +84,16 @@ class Simulation:
 
 
 def simulate(
-    network: Network, *, time: Callable[[str, str, int], float] | None = None, record: bool = True
+    network: Network,
+    *,
+    time: Callable[[str, str, int], float] | None = None,
+    record: bool = True,
+    others: Others | None = None,
 ) -> Simulation:
-    """Run a network to its end, or to where nothing can go on. `time(actor, case, label)` overrides its times."""
-    return _Clock(Wiring(network), time, record).run()
+    """Run a network to its end, or to where nothing can go on. `time(actor, case, label)` overrides its times;
+    `others(queue, seconds)` has those of a firing in many other runs of the same order."""
+    wiring = Wiring(network)
+    return _Clock(wiring, time, record, _OtherRuns(wiring, others) if others else None).run()
 
 
 class _Edge(NamedTuple):
@@ -91,9 +109,68 @@ class _Edge(NamedTuple):
     end: Event
 
 
+class _Came(NamedTuple):
+    """When a slot was filled or freed. On its own `queue` nobody has to wait for it: what comes next comes later."""
+
+    queue: str
+    at: Seconds | float
+
+
+class _OtherRuns:
+    """The times of a network's other runs: when queues are free, and when slots were filled and freed."""
+
+    def __init__(self, wiring: Wiring, seconds: Others) -> None:
+        self.wiring, self.seconds = wiring, seconds
+        self.free: dict[str, Seconds | float] = defaultdict(float)  # by queue
+        self.done = [_Came("", 0.0)] * len(wiring.actors)  # the last firing of each actor
+        self.credits = [[deque[_Came | None]([None] * n) for n in wired.first.credits] for wired in wiring.actors]
+
+    def fire(self, firing: Firing, fired: int, long: float, left: list[deque[Slot]]) -> None:
+        """Time a firing of an actor, its so many-th; slots that lie there and are not taken are `left`."""
+        at, wired = firing.actor, self.wiring.actors[firing.actor]
+        waits: list[_Came | None] = []
+        for port, _, _, low, _ in wired.takes[firing.case]:
+            waits += [slot.value for slot in firing.held[port]]
+            if 0 < low <= len(left[port]):
+                waits.append(left[port][low - 1].value)
+        for port, slots, every, _, _ in wired.outs[firing.case]:
+            if every == 1 or wired.turn(True, port, fired) % every == 0:
+                waits += [self.credits[at][port].popleft() for _ in range(slots)]
+        queue = wired.actor.queue
+        start = self.free[queue]
+        for came in waits:
+            if came is not None and came.queue != queue:
+                start = np.maximum(start, came.at)
+        self.free[queue] = end = start + self.seconds(queue, long) if long else start
+        self.done[at] = _Came(queue, end)
+
+    def freed(self, at: int, to: int, event: Event) -> None:
+        """Give back slots that an actor has read."""
+        self.credits[to][event.port].extend([self.done[at]] * event.slots)
+
+    def filled(self, at: int, slots: tuple[Slot, ...], delay: float) -> tuple[Slot, ...]:
+        """The slots that an actor fills, with the times when they come."""
+        came = _Came("", self.done[at].at + delay) if delay else self.done[at]
+        return tuple([Slot(slot.label, came) for slot in slots])
+
+    @property
+    def last(self) -> Seconds | None:
+        """The times when all is done."""
+        found: Seconds | float = 0.0
+        for end in self.free.values():
+            found = np.maximum(found, end)
+        return found if isinstance(found, np.ndarray) else None
+
+
 class _Clock:
-    def __init__(self, wiring: Wiring, time: Callable[[str, str, int], float] | None, record: bool) -> None:
-        self.wiring, self.desk, self.record, self.time = wiring, Desk(wiring), record, time
+    def __init__(
+        self,
+        wiring: Wiring,
+        time: Callable[[str, str, int], float] | None,
+        record: bool,
+        others: _OtherRuns | None,
+    ) -> None:
+        self.wiring, self.desk, self.record, self.time, self.others = wiring, Desk(wiring), record, time, others
         network = wiring.network
         self.busy = [False] * len(network.queues)
         self.heap: list[tuple[float, int, int, Event | None, tuple[Slot, ...]]] = []
@@ -135,7 +212,8 @@ class _Clock:
                 while self.unsent:
                     self.post(*self.unsent.pop(), now)
             self.begin(now)
-        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk)
+        ends = self.others and self.others.last
+        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk, ends)
 
     def begin(self, now: float) -> None:
         """Start what can start."""
@@ -144,7 +222,8 @@ class _Clock:
             if ready and not busy[queue]:
                 at = desk.next(queue)
                 assert at is not None
-                _, case, label, _, _, more = desk.fire(at)
+                firing = desk.fire(at)
+                _, case, label, _, _, more = firing
                 busy[queue] = True
                 long = self.times[at][case]
                 if self.record or self.time is not None:
@@ -156,6 +235,8 @@ class _Clock:
                             raise ScheduleError(f"{what}\n  times are 0 or more, and have an end")
                     if self.record:
                         self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long, more))
+                if self.others is not None:
+                    self.others.fire(firing, desk.states[at].fired, long, desk.slots[at])
                 for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):
                     if edge.high - credits > self.peak[edge.register]:
                         self.peak[edge.register] = edge.high - credits
@@ -173,6 +254,8 @@ class _Clock:
         for kind, port, slots in messages:
             if kind == "freed":
                 to, event = self.freed[at][port]
+                if to >= 0 and self.others is not None:
+                    self.others.freed(at, to, event)
                 if to >= 0 and (more := self.desk.tell(to, event)):
                     self.unsent.append((to, more))
                 continue
@@ -181,6 +264,7 @@ class _Clock:
             if kind == "filled":
                 first = edge.first + self.desk.label(at, port) // edge.every * slots
                 event, filled = edge.filled, _numbered(first, slots)
+                filled = filled if self.others is None else self.others.filled(at, filled, edge.delay)
             if edge.delay:
                 heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:

@@ -1,13 +1,16 @@
 """The pieces of a planned step: the step of one micro-batch, for each kind that a batch is cut into and each route."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypedDict
 
 from torch import Tensor
 
+from ...actors.protocol.network import Network
 from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
+from ...actors.schedules.schedule import Schedule
 from ...boxing.exchange.execute import threads_exchange
 from ...boxing.graph.measures import Course
 from ...boxing.graph.physical import Physical
@@ -23,10 +26,10 @@ from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import BatchDraw, Micro
 from .optimizer.late_mean import wide_dtype
 from .options import Options
-from .run.costs import chunk_costs, course, once, step_costs
+from .run.costs import chunk_costs, course, course_network, once, step_costs
 from .run.footprint import footprint
 from .run.late_graph import LateGraph
-from .run.network import shape_of
+from .run.network import Ends, shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
 from .run.proved_pipeline import ProvedPipeline
@@ -38,6 +41,7 @@ from .run.weights.unpinned_weights import UnpinnedWeights
 from .run.weights.validated_weights import ValidatedWeights
 from .run.weights.weight_versions import WeightVersions
 from .run.weights.weights import Weights
+from .tasks.chunks import Chunks
 
 __all__ = ["Pieces", "Sized", "kept_of"]
 
@@ -175,26 +179,37 @@ class Pieces:
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
-        with self.first.graph.priced():
-            return self._course()
+        one = self.first
+        with one.graph.priced():
+            weights = self.proved.weights
+            more = once(one.graph, one.decided, one.variant.where, homed=weights.alone, steps=weights.steps)
+            return course(*self._timed(), more=more, **self._how())
 
-    def _course(self) -> Course:
-        one, pieces, weights = self.first, self.batch.pieces, self.proved.weights
-        parts = one.graph, one.decided, one.variant.where
-        ends = weights.ends(step_costs(one.graph, one.decided))
-        more = once(*parts, homed=weights.alone, steps=weights.steps)
+    def network(self) -> Network:
+        """The network of a step with what everything takes, as predicted."""
+        with self.first.graph.priced():
+            return course_network(*self._timed(), **self._how())
+
+    def _timed(self) -> tuple[Schedule, list[Chunks], tuple[Costs, ...], int]:
+        """The schedule, the chunks of each route, the costs of all of these, and how many micro-batches there are."""
         routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
-        return course(
-            self.options.policy,
-            routes,
-            self.costs() * len(routes),
-            len(pieces) // self.batch.slices,
-            slices=self.batch.slices,
-            trains=self.trains,
-            more=more,
-            inside=moving(self.proved.tasks.values()),
-            ends=ends,
-        )
+        many = len(self.batch.pieces) // self.batch.slices
+        return self.options.policy, routes, self.costs() * len(routes), many
+
+    def _how(self) -> "_How":
+        one = self.first
+        ends = self.proved.weights.ends(step_costs(one.graph, one.decided))
+        inside = moving(self.proved.tasks.values())
+        return {"slices": self.batch.slices, "trains": self.trains, "inside": inside, "ends": ends}
+
+
+class _How(TypedDict):
+    """The rest that a network of a step is made by."""
+
+    slices: int
+    trains: bool
+    inside: Collection[str]
+    ends: Ends | None
 
 
 def _delays(proved: ProvedPipeline) -> Delays:

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
 from ...boxing.graph.report.step_parts import bar, step_parts
-from ...placement import Cluster
+from ...placement import Cluster, Jitter
 from ...placement.errors import SbpError
 from ...sbp.joint.op_cost import dtype_of
 from ...sbp.kernels.kernels import kernels_of
+from ..explanations.jittered_step import JitteredStep, jittered
 from ..graph.step import Step
 from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
 from .grids import grids_of
@@ -49,6 +50,7 @@ class Prediction:
     tokens: int
     work: Mapping[torch.dtype, float]
     resting: RestingBytes
+    jittered: JitteredStep | None = None  # where devices compute unevenly
 
     @property
     def fits(self) -> bool:
@@ -56,13 +58,14 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
-        return self.checked.seconds
+        """Of a step; where devices compute unevenly those that are expected."""
+        return self.jittered.expected if self.jittered else self.checked.seconds
 
     @property
     def parts(self) -> dict[str, float]:
         """Seconds of a step by what they are spent on, such as products, moves that nothing hides, or other stages."""
-        return step_parts(self.checked.report)
+        found = step_parts(self.checked.report)
+        return found | {"the slowest": self.jittered.waiting} if self.jittered and found else found
 
     @property
     def tokens_per_second(self) -> float:
@@ -105,6 +108,7 @@ class Prediction:
             f"{self.tokens_per_second / self.ranks:,.0f} a device, {self.utilization:.1%} of the peak",
         ]
         made += [f"  {'parts' if not at else '':8} {line}" for at, line in enumerate(bar(self.parts))]
+        made += [f"  jitter   {self.jittered}"] if self.jittered else []
         if report.memory:
             held = max(report.memory.ranks.values(), key=lambda one: one.total)
             kinds = ", ".join(f"{kind} {volume(getattr(held, kind))}" for kind in KINDS)
@@ -135,6 +139,8 @@ class Prediction:
             "memory": self.checked.memory,
             "assumed": self.checked.device.said,
         }
+        if self.jittered:
+            made["jitter"] = self.jittered.dict()
         if total is not None:
             made["days"] = self.days(total)
             made["money"] = None if price is None else self.money(total, price)
@@ -151,8 +157,10 @@ def predict(
     loss_fn: Loss | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
+    jitter: Jitter | None = None,
 ) -> Prediction:
-    """The prediction of a plan; nothing runs, and all may be on meta.
+    """The prediction of a plan; nothing runs, and all may be on meta. `jitter` says how unevenly the devices compute;
+    else their cluster does.
 
     >>> import sbpflow as flow
     >>> with torch.device("meta"):
@@ -165,14 +173,17 @@ def predict(
     assert text is not None
     with priced_by(cluster):
         step, checked = stepped(text, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
-        return predicted(step, checked, batch, grids_of(text, ranks, model).whole.size)
+        return predicted(step, checked, batch, grids_of(text, ranks, model).whole.size, jitter)
 
 
-def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Prediction:
-    """The prediction of a step that was checked."""
+def predicted(step: Step, checked: Checked, batch: Any, ranks: int, jitter: Jitter | None = None) -> Prediction:
+    """The prediction of a step that was checked, under a jitter, or that of its device."""
+    uneven = checked.device.jitter if jitter is None else jitter
     words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
     samples = samples_of(batch)
-    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step), RestingBytes.of(step))
+    tokens, rest = max(words, default=samples), RestingBytes.of(step)
+    found = jittered(step, checked.report, uneven) if uneven else None
+    return Prediction(checked, ranks, samples, tokens, _work(step), rest, found)
 
 
 def _work(step: Step) -> dict[torch.dtype, float]:

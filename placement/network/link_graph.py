@@ -64,7 +64,8 @@ class LinkGraph:
 
     def together(self, groups: Sequence[Sequence[int]], ways: str) -> tuple[float, float]:
         """Latency of a step, and bytes a second that each rank receives, where all groups are at work at once: in a
-        `ring`, from all others of its group (`pairs`), or from the one before it (`neighbours`)."""
+        `ring`, which may add up (`sums`), from all others of its group (`pairs`), or from the one before it
+        (`neighbours`)."""
         self._check(rank for group in groups for rank in group)
         size = max(map(len, groups))
         if size < 2:
@@ -72,10 +73,11 @@ class LinkGraph:
         if ways == "pairs":
             hops, load = self._load((a, b) for group in groups for a in group for b in group if a != b)
             return hops * self.latency, self.bandwidth * (size - 1) / load
-        rings = self._rings(groups, size) if ways == "ring" else 0
+        ring = ways != "neighbours"
+        rings = self._rings(groups, size) if ring else 0
         if rings:
             return self.latency, rings * self.bandwidth
-        tried = strides(size)[:LOOKS] if ways == "ring" else [1]
+        tried = strides(size)[:LOOKS] if ring else [1]
         hops, load = min((self._load(_edges(groups, stride)) for stride in tried), key=lambda found: found[1])
         return hops * self.latency, self.bandwidth / load
 

@@ -14,21 +14,27 @@ from sbpflow.placement import (
     Calibration,
     Cluster,
     Device,
+    Jitter,
     Level,
     PlacementError,
     RankDevice,
     RankLink,
+    Shares,
     cluster,
     default_cluster,
     placement,
     use_cluster,
 )
 from sbpflow.placement.cluster import preset_here
+from sbpflow.placement.links import Links
 from sbpflow.placement.world import world
 
 PRESETS = ("cpu", "a100x8", "h100x8", "h200x8", "flat", "two_level")
 UNIT = Device("unit", {"float32": 1.0}, 1.0, 1.0)
 TREE = Cluster("tree", (Level("pair", 2, 1.0, 8.0), Level("node", 3, 2.0, 4.0), Level("net", 4, 3.0, 2.0)), UNIT)
+
+PLAIN = cluster("a100x8")  # without shares: all moves get all of a level's bandwidth
+PLAIN = replace(PLAIN, levels=tuple(replace(level, shares=Shares()) for level in PLAIN.levels))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -38,7 +44,8 @@ def test_presets_are_slower_outward_and_price_any_axis(name: str) -> None:
         a.latency <= b.latency and a.bandwidth > b.bandwidth for a, b in zip(c.levels, c.levels[1:], strict=False)
     )
     whole = placement("cuda:[0-63] as (2, 4, 8)")
-    assert c.link(whole, (0, 1, 2), "neighbours") == (c.levels[-1].latency, c.levels[-1].bandwidth)
+    last = c.levels[-1]
+    assert c.link(whole, (0, 1, 2), "neighbours") == (last.latency, last.bandwidth * last.shares.hop)
     assert c.link(whole, (0, 1, 2))[0] == c.levels[-1].latency
     assert c.device.flops["float32"] <= c.device.flops.get("bfloat16", 0) or name == "cpu"
     assert cluster(name) is c
@@ -53,14 +60,14 @@ def test_level_is_the_smallest_unit_that_holds_all_ranks(seed: int) -> None:
 
 
 def test_two_nodes_of_eight_pay_the_network_only_across() -> None:
-    dgx = cluster("a100x8")
+    dgx = PLAIN
     across, inside = (4e-6, 20e9), (1.9e-6, 240e9)
     p = placement("cuda:[0-15] as (node=2, device=8)")
     assert [dgx.link(p, axes) for axes in ((0,), (1,), ())] == [across, inside, inside]
 
 
 def test_cards_of_a_group_share_what_leaves_their_node() -> None:
-    dgx = cluster("a100x8")
+    dgx = PLAIN
     p = placement("cuda:[0-15] as (node=2, device=8)")
     assert dgx.link(p, (0, 1)) == (4e-6, 8 * 20e9)  # a ring crosses by eight adapters at once
     assert dgx.link(p, (0, 1), "pairs") == (4e-6, 20e9 * 15 / 8)  # 8 of the 15 others are across
@@ -187,7 +194,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
         (
             "size = 8",
             "sise = 8",
-            "level 0 of FILE needs name, size, latency, bandwidth, groups\n  found missing size; unknown sise",
+            "level 0 of FILE needs name, size, latency, bandwidth, groups, shares\n  found missing size; unknown sise",
         ),
         ('name = "mine"', "", "FILE needs name, levels, device, links, devices, origin, graph\n  found missing name"),
         ("1e9", "'fast'", "bandwidth in level 0 of FILE is a number\n  found 'fast'"),
@@ -217,7 +224,7 @@ LEVEL = "\n  size is a whole number from 1, latency seconds from 0, bandwidth by
             GOOD,
             "name = 'x'\nlevels = []\ndevice = 3",
             "device of FILE is a table of name, flops, memory, memory_bandwidth, host_bandwidth, disk_bandwidth, type, "
-            "fitted\n"
+            "fitted, jitter\n"
             "  found 3",
         ),
     ],
@@ -321,6 +328,113 @@ def test_a_device_of_which_nobody_published_steps_is_a_datasheet(name: str) -> N
 def test_a_fitted_device_says_where_and_how_well() -> None:
     said = "A100: fitted, on published steps of transformers on A100, median error 5.1 %"
     assert cluster("a100x8").device.said == said
+
+
+SHARED = replace(
+    PLAIN,
+    levels=(
+        replace(PLAIN.levels[0], shares=Shares(gather=0.5, sum=0.25)),
+        replace(PLAIN.levels[1], shares=Shares(0.8, 0.4, 0.2)),
+    ),
+)
+
+
+@pytest.mark.parametrize("type", ["cuda", "cpu"])
+def test_moves_get_the_share_of_their_kind(type: str) -> None:
+    both = placement(f"{type}:[0-15] as (node=2, device=8)")
+    links = Links.of(both, SHARED)
+    across, inside = 1e9 / 20e9, 1e9 / 240e9
+    for kind, network, node in (("all_gather", 0.4, 0.5), ("reduce_scatter", 0.2, 0.25), ("all_reduce", 0.2, 0.25)):
+        hops = 2 if kind == "all_reduce" else 1
+        assert links.seconds(kind, (0,), 1e9) == pytest.approx(hops * 4e-6 + across / network)
+        assert links.seconds(kind, (1,), 1e9) == pytest.approx(hops * 3 * 1.9e-6 + inside / node)
+    assert links.seconds("halo", (0,), 1e9) == pytest.approx(4e-6 + across / 0.8)
+    assert links.seconds("all_to_all", (0,), 1e9) == pytest.approx(4e-6 + across / 0.4)
+    assert links.ring((0,)) == (4e-6, 20e9 * 0.4)  # the quicker of gathers and sums: a bound of both
+    ends = placement(type, range(8)), placement(type, range(8, 16))
+    assert SHARED.between(*ends) == (4e-6, 20e9 * 0.8)
+
+
+def test_a_group_over_levels_pays_the_slowest_share_of_its_kind() -> None:
+    both = placement("cuda:[0-15] as (node=2, device=8)")
+    assert SHARED.link(both, (0, 1), "sums") == (4e-6, 8 * 20e9 * 0.2)
+    assert SHARED.link(both, (0, 1), "ring") == (4e-6, 8 * 20e9 * 0.4)
+    slow = replace(SHARED, levels=(replace(SHARED.levels[0], shares=Shares(sum=0.01)), SHARED.levels[1]))
+    assert slow.link(both, (0, 1), "sums") == (4e-6, 240e9 * 0.01)
+
+
+def test_shares_are_written_and_read(tmp_path: Path) -> None:
+    SHARED.save(tmp_path / "c.toml")
+    assert cluster(tmp_path / "c.toml").levels == SHARED.levels
+    PLAIN.save(tmp_path / "c.toml")
+    assert "shares" not in (tmp_path / "c.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "{ sum = 1.5 }",
+            "shares of a level cannot be: sum = 1.5\n  a share of its bandwidth is above 0 and at most 1",
+        ),
+        ("{ hop = 0 }", "shares of a level cannot be: hop = 0\n"),
+        ("{ gathers = 0.5 }", "needs hop, gather, sum\n  found unknown gathers"),
+        ("{ hop = 'all' }", "hop in shares in level 0 of FILE is a number\n  found 'all'"),
+        ("3", "is a table of hop, gather, sum\n  found 3"),
+    ],
+)
+def test_shares_that_cannot_be_say_where(said: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace("bandwidth = 1e9", f"bandwidth = 1e9, shares = {said}"), encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    found = str(refused.value).replace(f"cluster file {str(path)!r}", "FILE")
+    assert message in found
+    assert "shares in level 0 of FILE" in found
+
+
+UNEVEN = Jitter(0.03, slow=0.2, one_in=1000, seed=7)
+
+
+def test_how_unevenly_devices_compute_is_written_and_read(tmp_path: Path) -> None:
+    for given in (UNEVEN, Jitter(0.03)):
+        LINKED.with_jitter(given).save(tmp_path / "c.toml")
+        again = cluster(tmp_path / "c.toml")
+        assert again.device.jitter == again.devices[0].device.jitter == given
+    assert (again.with_jitter(None).device, again.with_jitter(None).devices) == (LINKED.device, LINKED.devices)
+
+
+def test_who_waits_for_unlike_devices_has_the_most_of_their_jitter() -> None:
+    assert LINKED.device_of(placement("cpu", range(4))).jitter is None
+    other = RankDevice((1, 3), replace(UNIT, name="other", jitter=Jitter(0.05)))
+    mixed = replace(LINKED, device=replace(UNIT, jitter=UNEVEN), devices=(other,))
+    assert mixed.device_of(placement("cpu", range(4))).jitter == replace(UNEVEN, scatter=0.05)
+    assert mixed.device_of(placement("cpu", [1])).jitter == Jitter(0.05)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("scatter = -0.1", "scatter = -0.1\n  a share from 0 to 1, as in scatter = 0.03 (3 % of a task)"),
+        ("scatter = 3", "scatter = 3\n  a share from 0 to 1, as in scatter = 0.03"),
+        ("slow = -1", "slow = -1\n  0 or more, as in slow = 0.2 (20 % longer)"),
+        ("slow = 0.2", "slow = 0.2 alone\n  say both how many cards have one slow one and by what share, as in one_in"),
+        ("one_in = 100", "one_in = 100 alone\n  say both how many cards have one slow one"),
+        ("one_in = 0", "one_in = 0\n  cards of which one is slow, 1 or more, as in one_in = 1000"),
+        ("seed = 1.5", "seed = 1.5\n  a whole number from 0, as in seed = 0"),
+        ("scatter = 'much'", "scatter in jitter in device of FILE is a number\n  found 'much'"),
+        ("scater = 0.1", "needs scatter, slow, one_in, seed\n  found unknown scater"),
+    ],
+)
+def test_a_jitter_that_cannot_be_says_where(said: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    TREE.save(path)
+    path.write_text(f"{path.read_text()}\n[device.jitter]\n{said}\n", encoding="utf-8")
+    with pytest.raises(PlacementError) as refused:
+        cluster(path)
+    found = str(refused.value).replace(f"cluster file {str(path)!r}", "FILE")
+    assert message in found
+    assert "jitter in device of FILE" in found
 
 
 SHARE = "\n  a share of the datasheet's figure is above 0 and at most 1, as in "

@@ -22,6 +22,7 @@ SIGNS = {
     "optimizer": "u",
     "the host": "h",
     "other stages": ".",
+    "the slowest": "~",  # waiting for it, where devices compute unevenly
 }
 
 

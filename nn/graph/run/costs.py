@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from ....actors.protocol.network import Network
-from ....actors.protocol.simulate import simulate
+from ....actors.protocol.simulate import Simulation, simulate
 from ....actors.schedules.chunk_ends import ended
 from ....actors.schedules.pipeline import Costs
 from ....actors.schedules.preview import bubble
@@ -24,7 +24,7 @@ from ..tasks.chunks import Chunks
 from ..tasks.tasks import derived
 from .network import Ends, skeleton
 
-__all__ = ["chunk_costs", "course", "layer_costs", "once", "step_costs"]
+__all__ = ["chunk_costs", "course", "course_network", "layer_costs", "once", "step_costs"]
 
 
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
@@ -148,7 +148,7 @@ def step_costs(graph: Physical, decided: Decided) -> dict[str, float]:
     }
 
 
-def course(
+def course_network(
     schedule: Schedule,
     routes: Sequence[Chunks],
     costs: Sequence[Costs],
@@ -156,21 +156,39 @@ def course(
     *,
     slices: int,
     trains: bool,
-    more: float,
     inside: Collection[str] = (),
     ends: Ends | None = None,
-) -> Course:
-    """The course of m micro-batches through the stages, and of the ends of chunks; `more` seconds are spent once a step
-    besides. Tasks with moves `inside` run together with others, where the schedule says so. Without a flush it tells,
-    too, how much quicker one call of twice as many micro-batches is than two."""
+) -> Network:
+    """The network of m micro-batches that go through the stages, and of the ends of chunks, with what each takes. Tasks
+    with moves `inside` run together with others, where the schedule says so."""
     actors, registers = skeleton(schedule, routes, m, slices, trains, inside, costs)
     if ends is not None:
         actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
-    run = simulate(Network(tuple(actors), tuple(registers)))
-    draining = 0.0
-    if trains and not schedule.synchronous and not schedule.table and ends is None:
-        actors, registers = skeleton(schedule, routes, 2 * m, slices, trains, inside, costs)
-        draining = 2 * run.end - simulate(Network(tuple(actors), tuple(registers))).end
+    return Network(tuple(actors), tuple(registers))
+
+
+def course(
+    schedule: Schedule,
+    routes: Sequence[Chunks],
+    costs: Sequence[Costs],
+    m: int,
+    *,
+    more: float,
+    slices: int,
+    trains: bool,
+    inside: Collection[str] = (),
+    ends: Ends | None = None,
+) -> Course:
+    """The course of m micro-batches through that network; `more` seconds are spent once a step besides. Without a flush
+    it tells, too, how much quicker one call of twice as many micro-batches is than two."""
+
+    def ran(m: int) -> Simulation:
+        return simulate(
+            course_network(schedule, routes, costs, m, slices=slices, trains=trains, inside=inside, ends=ends)
+        )
+
+    run, flushes = ran(m), not trains or schedule.synchronous or schedule.table or ends is not None
+    draining = 0.0 if flushes else 2 * run.end - ran(2 * m).end
     where, found = routes[0], []
     for group in sorted(set(where.group)):
         found.append((", ".join(map(str, where.placements[group])), run.busy(f"device {group}")))

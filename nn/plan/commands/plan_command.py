@@ -10,7 +10,8 @@ from typing import Any
 
 from ....boxing.figures import duration, volume
 from ....boxing.picture.draw import written
-from ....placement.errors import SbpError
+from ....placement import Cluster, Jitter, cluster
+from ....placement.errors import PlacementError, SbpError
 from ..expect import expected
 from ..language.statements import Grid, Offload
 from ..plan import Plan
@@ -34,11 +35,12 @@ def named(asked: Namespace, name: str) -> NamedModel:
     return model_called(name, asked.batch, asked.tokens)
 
 
-def checked(asked: Namespace, of: NamedModel, path: Path) -> Prediction:
+def checked(asked: Namespace, of: NamedModel, path: Path, jitter: Jitter | None = None) -> Prediction:
     """The prediction of a plan of a file, all of whose expectations hold."""
     tell(f"planning by {path}")
     text = Plan.load(path)
-    found = predict(of.model, of.batch, text, loss_fn=of.loss_fn, cluster=asked.cluster, ranks=asked.ranks)
+    cluster, ranks = asked.cluster, asked.ranks
+    found = predict(of.model, of.batch, text, loss_fn=of.loss_fn, cluster=cluster, ranks=ranks, jitter=jitter)
     expected(text, found.checked.findings)
     return found
 
@@ -51,6 +53,7 @@ def tell(line: str) -> None:
 def run_plan(asked: Namespace) -> None:
     """Check a plan, or find one, or many for a sweep."""
     kind, money = _rented(asked), (asked.total_tokens, asked.price, _failures(asked))
+    _jitter(asked)  # what is wrong of it is said before anything is made
     if asked.sweep is not None:
         assert kind is not None
         _sweep(asked, kind, *money)
@@ -87,7 +90,7 @@ def run_check(asked: Namespace) -> None:
 
 
 def _check(asked: Namespace, of: NamedModel, *money: Any) -> None:
-    known = checked(asked, of, asked.plan)
+    known = checked(asked, of, asked.plan, _jitter(asked))
     said = known.checked.dict() | {"prediction": known.dict(*money)}
     print(json.dumps(said, indent=1) if asked.json else "\n".join([str(known.checked), *known.lines(*money)]))
 
@@ -100,7 +103,7 @@ def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | N
         of.model,
         of.batch,
         plan=asked.plan or "\n".join(lines) or None,
-        cluster=cluster,
+        cluster=_uneven(asked, cluster),
         memory=_limit(asked),
         loss_fn=of.loss_fn,
         ranks=ranks,
@@ -159,14 +162,14 @@ def _sweep(asked: Namespace, kind: CardKind, *money: Any) -> None:
     given = None if asked.plan is None or _opens(asked.plan) else _with_star(asked.plan)
     if asked.svg is not None and asked.svg.suffix.lower() not in (".svg", ".png"):
         raise SbpError(f"--svg {asked.svg} is neither\n  write {asked.svg.with_suffix('.svg')}")
-    of = named(asked, asked.model)
+    of, jitter = named(asked, asked.model), _jitter(asked)
 
     def attempt(count: int) -> Attempted:
         cluster = kind.cluster(count)
         if given is None:
             found = _found(asked, of, cluster, count)
             return found.prediction, found.found, str(found)
-        known = predict(of.model, of.batch, given, loss_fn=of.loss_fn, cluster=cluster, ranks=count)
+        known = predict(of.model, of.batch, given, loss_fn=of.loss_fn, cluster=cluster, ranks=count, jitter=jitter)
         return known, str(asked.plan), given.text
 
     made = swept(kind.name, kind.doubled(first, last), attempt, tell)
@@ -216,6 +219,29 @@ def _failures(asked: Namespace) -> Failures:
             f"--{next(iter(known))} is of a whole training\n  say of how many words, as in --total-tokens 15e12"
         )
     return Failures(**known)
+
+
+def _jitter(asked: Namespace) -> Jitter | None:
+    """How unevenly devices compute, as far as it is said."""
+    words = {"scatter": "jitter", "slow": "slow", "one_in": "one-in", "seed": "seed"}
+    said = {name: getattr(asked, word.replace("-", "_")) for name, word in words.items()}
+    known = {name: value for name, value in said.items() if value is not None}
+    if known.keys() == {"seed"}:
+        raise SbpError(f"--seed {asked.seed} is of a jitter\n  say how much tasks scatter, as in --jitter 0.03")
+    try:
+        return Jitter(**known) if known else None
+    except PlacementError as error:
+        raise SbpError(f"{' '.join(f'--{words[name]} {value:g}' for name, value in known.items())}: {error}") from None
+
+
+def _uneven(asked: Namespace, which: str | None) -> Cluster | str | None:
+    """The cluster by this name, whose devices compute as unevenly as is said."""
+    jitter = _jitter(asked)
+    if jitter is None:
+        return which
+    if which is None:
+        raise SbpError(f"a jitter is of devices: {jitter}\n  say of which, as in --gpus 8xH100 or --cluster mine.toml")
+    return cluster(which).with_jitter(jitter)
 
 
 def _rented(asked: Namespace) -> CardKind | None:

@@ -89,6 +89,7 @@ def _rent_of(parser: ArgumentParser) -> None:
     parser.add_argument("--total-tokens", type=float, metavar="N", help="words of a whole training, as in 15e12")
     parser.add_argument("--price", type=float, metavar="MONEY", help="of a card and hour")
     _failures_of(parser)
+    _jitter_of(parser)
 
 
 def add_model(parser: ArgumentParser) -> None:
@@ -119,6 +120,14 @@ def _failures_of(parser: ArgumentParser) -> None:
         ("restart", "SECONDS", f"from a stop until saves are read (default {PUBLISHED.restart:g})"),
     ):
         parser.add_argument(f"--{name}", type=float, metavar=unit, help=f"of --total-tokens: {what}")
+
+
+def _jitter_of(parser: ArgumentParser) -> None:
+    """Add the words on devices that compute unevenly; without them all are alike."""
+    parser.add_argument("--jitter", type=float, metavar="SHARE", help="by which a task's time scatters, as in 0.03")
+    parser.add_argument("--slow", type=float, metavar="SHARE", help="by which slow cards take longer, as in 0.2")
+    parser.add_argument("--one-in", type=float, metavar="N", help="cards of which one is slow")
+    parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn for these (default 0)")
 
 
 def run_command(asked: Namespace) -> None:

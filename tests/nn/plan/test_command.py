@@ -154,6 +154,23 @@ def test_cards_are_rented_by_their_names(where: Path, capsys: pytest.CaptureFixt
     assert checked["prediction"] == found["prediction"]
 
 
+def test_devices_that_compute_unevenly_are_told_of_plans_and_searches(
+    where: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--gpus", "8xH100", "--jitter", "0.03", "--slow", "0.2", "--one-in", "16", "--seed", "2"]
+    said = told(capsys, "plan", "mine.py:twins", *words)
+    assumed = "for waiting on the slowest; assumed tasks scatter by 3 %, one card in 16 takes 20 % longer, seed 2\n"
+    assert re.search(r"\n  jitter   expected [\d.]+ .?s, 95% of steps under [\d.]+ .?s, of which ", said)
+    assert assumed in said
+    assert "~ the slowest" in said
+    checked = told(capsys, "plan", "mine.py:twins", "Twins.plan", *words)
+    assert [line for line in checked.splitlines() if "jitter" in line] == [
+        line for line in said.splitlines() if "jitter" in line
+    ]
+    found = json.loads(told(capsys, "plan", "mine.py:twins", "Twins.plan", *words, "--json"))["prediction"]
+    assert found["seconds"] == found["jitter"]["expected"] > found["jitter"]["plain"]
+
+
 def test_degrees_are_looked_for(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = told(capsys, "plan", "mine.py:twins", "--gpus", "8xH100", "--seek", "--memory", "60", "-o", "found.plan")
     assert "grid cuda (" in said
@@ -168,6 +185,13 @@ def test_degrees_are_looked_for(where: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (
+            ["--gpus", "8xH100", "--jitter", "-1"],
+            "--jitter -1: jitter cannot be: scatter = -1.0\n  a share from 0 to 1",
+        ),
+        (["--gpus", "8xH100", "--slow", "0.2"], "--slow 0.2: jitter cannot be: slow = 0.2 alone\n  say both how many"),
+        (["--gpus", "8xH100", "--seed", "1"], "--seed 1 is of a jitter\n  say how much tasks scatter, as in --jitter"),
+        (["--jitter", "0.1"], "say of which, as in --gpus 8xH100 or --cluster mine.toml"),
         (["--gpus", "8xH10"], "write so many cards of a kind, as in 8xH100"),
         (["--gpus", "H100"], "write so many cards of a kind"),
         (["--gpus", "0xH100"], "write so many cards of a kind"),
