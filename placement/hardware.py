@@ -95,7 +95,7 @@ class Calibration:
     source: str
     error: float
     attention: float | None = None  # of FLOP/s, in fused attention; None: as products
-    functions: float = 1.0  # times as long as its bytes take: a kernel of exponentials and the like
+    functions: float = 1.0  # times as long as its bytes take: a GELU, which evaluates one function of each element
 
     def __post_init__(self) -> None:
         for name in ("product", "memory", "attention"):

@@ -1,4 +1,5 @@
-"""Traits of ops: facts that no rule says, by rows of ops. Every list of ops of some kind is read off here.
+"""Traits of ops: facts that no rule says, by rows of ops. Every list of ops of some kind is read off here; so is how
+often an op evaluates exponentials and the like.
 
 Traits of what a result is of its input:
 
@@ -24,13 +25,12 @@ kept          is never taken apart: on fakes it may become another kernel than o
 addends       is taken apart always, into sums that may be partial
 along         has a formula for a dim that is split
 drops         zeroes elements by chance
-functions     computes exponentials and the like, which may take longer than to read and write
 unfaked       takes dtypes that torch's check of tensors without values refuses
 """
 
 from functools import cache
 
-__all__ = ["named", "traits"]
+__all__ = ["evaluations", "named", "traits"]
 
 # A star stands for all overloads that are in no row by themselves.
 ROWS = """
@@ -68,32 +68,45 @@ ROWS = """
     random unread follows   sbpflow::normal_apart sbpflow::kept_on_card
 
     kept                    scaled_dot_product_attention*
-    addends functions       cross_entropy_loss*
-    addends                 nll_loss* nll_loss_nd* nll_loss2d*
-    along functions         softmax.int log_softmax.int logsumexp
-    along                   _softmax _log_softmax var.correction std.correction
-    along                   group_norm
+    addends                 cross_entropy_loss* nll_loss* nll_loss_nd* nll_loss2d*
+    along                   softmax.int log_softmax.int logsumexp _softmax _log_softmax
+    along                   var.correction std.correction group_norm
     drops                   dropout* alpha_dropout* feature_dropout* feature_alpha_dropout*
-    functions               exp* expm1* log* log1p* log2* sin* cos* tan* tanh* erf* sigmoid* logaddexp* gelu* glu* silu*
-    functions               mish* elu* selu* celu* softplus* binary_cross_entropy_with_logits*
     unfaked                 _grouped_mm*
+"""
+
+# Exponentials and the like that are evaluated for each element, in the forward and in the backward: they may take
+# longer than it takes to read and write. Backwards that are products with the result, such as those of exp, tanh and
+# softmax, evaluate none. Backwards that somebody calls by name are forwards. A GELU by tanh counts as the other.
+FUNCTIONS = """
+    1 0     exp* exp2* expm1* log* log1p* log2* log10* tan* tanh* sigmoid* softmax.int _softmax asin* acos* atan*
+    1 0     silu_backward* softplus_backward* elu_backward* _log_softmax_backward_data* glu_backward*
+    1 1     sin* cos* sinh* cosh* erf* erfc* silu* elu* selu* celu* glu* log_softmax.int _log_softmax logsumexp
+    1 1     cross_entropy_loss*
+    1 2     gelu*
+    2 0     gelu_backward* binary_cross_entropy* log_sigmoid*
+    2 1     softplus* binary_cross_entropy_with_logits*
+    2 2     logaddexp* logaddexp2*
+    3 4     mish*
+    4 0     mish_backward*
 """
 
 VIEWS = frozenset({"same", "reshaped", "permuted", "cut", "spread"})  # traits of what shows its input otherwise
 
 
-def _read(text: str) -> dict[str, frozenset[str]]:
-    rows: dict[str, frozenset[str]] = {}
-    width = text.index("alias*") - text.index("same")
+def _read(text: str, width: int) -> dict[str, list[str]]:
+    """What is said of each op in the first columns of its row."""
+    rows: dict[str, list[str]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         for name in line[width:].split():
             if name in rows:
-                raise ValueError(f"{name} has traits already")
-            rows[name] = frozenset(line[:width].split())
+                raise ValueError(f"{name} has a row already")
+            rows[name] = line[:width].split()
     return rows
 
 
-_rows = _read(ROWS)
+_rows = {name: frozenset(said) for name, said in _read(ROWS, 24).items()}
+_functions = {name: (int(forward), int(back)) for name, (forward, back) in _read(FUNCTIONS, 8).items()}
 NONE: frozenset[str] = frozenset()
 
 
@@ -105,6 +118,16 @@ def traits(name: str) -> frozenset[str]:
     (['cut', 'pieces'], ['reshaped'], [])
     """
     return _rows.get(name) or _rows.get(name.partition(".")[0] + "*", NONE)
+
+
+@cache
+def evaluations(name: str) -> tuple[int, int]:
+    """Exponentials and the like that an op evaluates for each element, in the forward and in the backward.
+
+    >>> evaluations("gelu"), evaluations("tanh"), evaluations("mul.Tensor")
+    ((1, 2), (1, 0), (0, 0))
+    """
+    return _functions.get(name) or _functions.get(name.partition(".")[0] + "*", (0, 0))
 
 
 def named(trait: str) -> tuple[str, ...]:

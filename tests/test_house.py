@@ -129,7 +129,9 @@ def test_the_map_names_the_folders_from_the_ground_up() -> None:
         "sbp                    2  sbp/joint",
         "nn                     0  sbp",
     ]
-    assert len(map_of(arrows()).splitlines()) <= 72
+    lines = map_of(arrows()).splitlines()
+    assert len(lines) <= 72
+    assert all(line.split()[1].isdigit() for line in lines)  # a blank behind the longest names, too
 
 
 def test_a_folder_has_at_most_sixteen_modules() -> None:

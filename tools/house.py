@@ -164,7 +164,7 @@ def map_of(of: Arrows) -> str:
         others = [each for each in FLOORS if each != room and each in rooms]
         many = sum(folder == name for folder in inside.values()) - 1
         listed = ", ".join([*others, *sorted(own)]).replace(".", "/")
-        lines.append(f"{name.replace('.', '/'):<22}{many:>2}  {listed}".rstrip())
+        lines.append(f"{name.replace('.', '/'):<21} {many:>2}  {listed}".rstrip())
     return "\n".join(lines)
 
 

@@ -16,9 +16,17 @@ from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
 
-__all__ = ["DrawScope", "GivenOptions", "Options", "schedule_of"]
+__all__ = ["DrawScope", "GivenOptions", "OptionError", "Options", "schedule_of"]
 
 DrawScope: TypeAlias = Literal["batch", "micro_batch"]
+
+
+class OptionError(SbpError):
+    """An option that cannot be beside the others, by its name; a plan shows the line that says it."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class GivenOptions(TypedDict, total=False):
@@ -108,9 +116,10 @@ class Options:
         if self.draws not in get_args(DrawScope):
             raise SbpError(f"draws={self.draws!r}\n  there are {', '.join(map(repr, get_args(DrawScope)))}")
         if self.draws != "batch" and not self.piped:
-            raise SbpError(
-                "draws=, or `draw by micro-batch` in a plan, is said of a step that has no micro-batches\n"
-                "  say micro_batches=, or `16 micro-batches`, too; or leave it out"
+            raise OptionError(
+                "draws",
+                "whose numbers micro-batches draw is said of a step that has none\n"
+                "  say micro_batches=, or `16 micro-batches` in a plan, too; or leave it out",
             )
         if self.backend not in get_args(Backend):
             raise SbpError(f"backend={self.backend!r}\n  there are {', '.join(map(repr, get_args(Backend)))}")

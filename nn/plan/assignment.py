@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ...placement.errors import SbpError, SbpflowError
 from ...sbp import Split
 from ..graph.optimizer.adopt import owner_of
+from ..graph.options import OptionError
 from ..model.flows import FlowError
 from .grids import Grids
 from .language.plan_text import PlanText
@@ -56,8 +57,12 @@ class Assignment(Meaning):
             return self.conflict(fault.line, fault.other, fault.message)
         return self.wrong(fault.line, fault.part, fault.message)
 
-    def shown(self, error: FlowError) -> SbpflowError:
-        """The error of a flow that was found when a step was captured, at the line that says it."""
+    def shown(self, error: FlowError | OptionError) -> SbpflowError:
+        """The error of a flow that was found when a step was captured, or of an option beside others, at the line that
+        says it."""
+        if isinstance(error, OptionError):
+            line = self.saying.get(error.option)
+            return error if line is None else self.wrong(line, error.option, str(error))
         axes = self.inputs.get(error.of) if error.side == "argument" else self.flows.get((error.of, error.side))
         if not axes:  # it was noted by hand
             return error

@@ -26,7 +26,7 @@ from ..explanations.step_report import explained
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
 from ..graph.compiler.backends import Backend
-from ..graph.options import GivenOptions
+from ..graph.options import GivenOptions, OptionError
 from ..graph.step import Step
 from ..model.flows import FlowError
 from .assignment import assignment
@@ -206,10 +206,10 @@ def planned_step(
         listed: Any = optimizer if optimizer is not None else _usual(model)
         options: GivenOptions = {**options_of(made), "backend": backend}
         how = model, loss_fn or _usual_loss, listed, options, captures
-        graph: CompiledGraph[Any, ..., Any] = CompiledGraph(*how)
         try:
+            graph: CompiledGraph[Any, ..., Any] = CompiledGraph(*how)
             return graph.step_for(*args, **kwargs)
-        except FlowError as error:
+        except (FlowError, OptionError) as error:
             raise made.shown(error) from None
 
 

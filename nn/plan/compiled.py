@@ -11,7 +11,7 @@ from ...placement.errors import SbpError
 from ..explanations.graph import Graph
 from ..graph.compiled import Args, CompiledGraph, M, Result
 from ..graph.graph import held_by_wrapper, refuse_wrapper
-from ..graph.options import GivenOptions, Options
+from ..graph.options import GivenOptions, OptionError, Options
 from ..graph.step import Step
 from ..model.flows import FlowError
 from ..tensors.tensor import GlobalTensor
@@ -171,6 +171,9 @@ def _planned(
     said = options_of(made)
     for name in said.keys() & {name for name, value in options.items() if value is not None}:
         raise SbpError(f"{name}= is given beside a plan that says it too\n  leave out one of the two")
-    Options.of({**options, **said}, type(model).__name__)  # what it refuses is so before anything is noted
+    try:
+        Options.of({**options, **said}, type(model).__name__)  # what it refuses is so before anything is noted
+    except OptionError as error:
+        raise made.shown(error) from None
     noted(made, model)
     return made, {**options, **said}

@@ -2,10 +2,11 @@
 
     product      2mnk / (share x peak)  +  bytes / (share x bandwidth)  +  launches
     attention    the same with the share of fused attention
-    others       bytes / (share x bandwidth)  +  launches
+    others       bytes / (share x bandwidth)  +  launches  +  exponentials and the like
 
-Of a datasheet, whose shares are 1 and whose launches take no time, the longer of computing and reading counts alone:
-that is the bound which it promises.
+One exponential of each element takes as long as a GELU's was seen to lengthen it, beside reading and writing its
+elements. Of a datasheet, whose shares are 1 and whose launches take no time, the longer of computing and reading counts
+alone: that is the bound which it promises.
 """
 
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def on_rank(call: Call, inputs: Sequence[Lie], outputs: Sequence[Lie]) -> list[i
 def seconds(kernels: Kernels, held: Sequence[float], share: float, dtype: torch.dtype, device: Device) -> OpSeconds:
     """The seconds of one rank that holds so many bytes of each tensor, where so many share the FLOPs."""
     pace = share * rate(device, dtype, kernels.attention)
-    ways = (_spent(way, held, pace, device, kernels.functions) for way in kernels[:2])
+    ways = (_spent(way, held, pace, device) for way in kernels[:2])
     return OpSeconds(*ways)
 
 
@@ -107,10 +108,12 @@ def dtype_of(call: Call) -> torch.dtype:
     return next((x.dtype for x in (*call.inputs, *call.outputs) if x.is_floating_point()), torch.float32)
 
 
-def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device, functions: bool) -> float:
+def _spent(way: OpPass, held: Sequence[float], pace: float, device: Device) -> float:
     computing: float = way.flops / pace
     moving: float = sum(map(mul, way.traffic, held)) / bandwidth(device)
     fitted = device.fitted
     if fitted is None:
         return max(computing, moving)
-    return computing + moving * (fitted.functions if functions else 1.0) + way.launches * fitted.launch
+    if way.evaluations:
+        moving += way.evaluations * (fitted.functions - 1) * 2 * max(held) / bandwidth(device)
+    return computing + moving + way.launches * fitted.launch

@@ -33,7 +33,7 @@ class FusedOp(NamedTuple):
     def of(self, kernels: Kernels) -> Kernels:
         """The kernels of the op inside of its region, which waits for its memory meanwhile."""
         forward, backward = (self._way(way) for way in kernels[:2])
-        return kernels._replace(forward=forward, backward=backward, functions=False)
+        return kernels._replace(forward=forward, backward=backward)
 
     def _way(self, way: OpPass) -> OpPass:
         counted = zip(way.traffic, (*self.reads, *self.writes), strict=True)

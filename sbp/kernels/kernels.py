@@ -1,8 +1,10 @@
-"""The kernels of an op, forward and backward: FLOPs, how often each tensor is read or written, and launches.
+"""The kernels of an op, forward and backward: FLOPs, how often each tensor is read or written, launches, and how often
+exponentials and the like are evaluated.
 
 linear(x, w)     forward   2mnk; x, w and the result once       backward   the same for each factor that wants one
 attention        forward   half of all where it is causal       backward   2.5 times the FLOPs
 mul(x, y)        forward   x, y and the result once             backward   the gradient, what it saved, gradients
+gelu(x)          forward   the same, and an erf of each         backward   the same, and an erf and an exp of each
 embedding        forward   the rows that it takes               backward   zeros of the table, and rows added
 
 Sums are not computed in the backward, as the gradient goes to all terms; they are priced as pointwise ops nevertheless,
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ..call import Call, tensors_in
-from ..traits import VIEWS, traits
+from ..traits import VIEWS, evaluations, traits
 from .flops import ATTENTION, EXPERTS, flops
 
 __all__ = ["EIGHT_BITS", "PAIR_PASSES", "Kernels", "OpPass", "is_rowwise", "is_view", "kernels_of"]
@@ -23,20 +25,20 @@ __all__ = ["EIGHT_BITS", "PAIR_PASSES", "Kernels", "OpPass", "is_rowwise", "is_v
 
 class OpPass(NamedTuple):
     """One way through an op, of the whole call: FLOPs; how often each tensor, inputs and then outputs, is read or
-    written; launches."""
+    written; launches; exponentials and the like of each element of its largest tensor."""
 
     flops: float
     traffic: tuple[float, ...]
     launches: float
+    evaluations: float = 0.0
 
 
 class Kernels(NamedTuple):
-    """Both ways through an op, whether it is fused attention, and whether it computes exponentials or the like."""
+    """Both ways through an op, and whether it is fused attention."""
 
     forward: OpPass
     backward: OpPass
     attention: bool
-    functions: bool = False
 
 
 def kernels_of(call: Call, wants: Sequence[bool] = ()) -> Kernels:
@@ -54,7 +56,7 @@ def kernels_of(call: Call, wants: Sequence[bool] = ()) -> Kernels:
         return _product(call, wants, count)
     if schema in _ROWS:
         return _rows(call, wants, _ROWS[schema])
-    return _pointwise(call, wants, schema)._replace(functions="functions" in traits(call.name))
+    return _evaluating(call.name, _pointwise(call, wants, schema))
 
 
 def is_view(call: Call) -> bool:
@@ -164,6 +166,13 @@ def _pointwise(call: Call, wants: Sequence[bool], schema: str) -> Kernels:
     saved = (looks and (len(wants) == 1 or not want or wanted > 1) for want in wants)
     inputs = tuple(float(want) + float(kept) for want, kept in zip(wants, saved, strict=True))
     return Kernels(forward, OpPass(0.0, (*inputs, *made), 1.0), False)
+
+
+def _evaluating(name: str, kernels: Kernels) -> Kernels:
+    """The kernels with the exponentials that they evaluate; where nobody wants a gradient there is no backward."""
+    forward, back = evaluations(name)
+    on = kernels.backward._replace(evaluations=back) if kernels.backward.launches else kernels.backward
+    return kernels._replace(forward=kernels.forward._replace(evaluations=forward), backward=on)
 
 
 def _nothing(call: Call) -> OpPass:

@@ -12,6 +12,7 @@ from ..picture.draw import svg
 from .facts import GraphFacts, MemoryReport
 from .lines import change, headline, time_line
 from .map import PARTS, drawn_map
+from .step_parts import drawn_bar, step_parts
 from .summary import away
 
 __all__ = ["page"]
@@ -28,7 +29,7 @@ nav a{color:var(--pale);margin-right:14px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;margin:16px 0}
 .card{background:var(--soft);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
 .card b{display:block;font-size:20px}.card span{color:var(--pale);font-size:12px}
-.wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px}
+.wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px}.wide.plain{border:0}
 table{border-collapse:collapse;width:100%;font-size:13px}
 th,td{padding:4px 10px;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td{border-bottom:0}th{background:var(--soft);cursor:pointer;user-select:none}
@@ -48,6 +49,7 @@ th.n{text-align:right}
 .picture.full svg{max-width:none}
 """
 CHIPS = families(lambda name, ink, fill: f".chip.{name}{{background:{fill};color:{ink}}}")
+SECTIONS = ("parts", "map", "memory", "moves", "totals", "ops", "picture")
 SORT = """
 for (const head of document.querySelectorAll("th")) head.onclick = () => {
   const table = head.closest("table"), at = head.cellIndex, to = head.dataset.to === "-1" ? 1 : -1;
@@ -79,8 +81,9 @@ def page(facts: GraphFacts) -> str:
         f"<h1>{name}</h1>",
         f'<div class="pale">{escape(headline(facts).partition(": ")[2])}</div>',
         *_summary(facts),
-        '<nav><a href="#map">map</a><a href="#memory">memory</a><a href="#moves">moves</a><a href="#totals">totals</a>'
-        '<a href="#ops">ops</a><a href="#picture">picture</a></nav>',
+        "<nav>" + "".join(f'<a href="#{at}">{at}</a>' for at in SECTIONS) + "</nav>",
+        '<h2 id="parts">What a step is spent on</h2>',
+        _parts(facts),
         '<h2 id="map">Map: modules, axes, memory</h2>',
         f'<div class="wide">{drawn_map(facts)}</div>',
         '<h2 id="memory">Memory of each rank</h2>',
@@ -129,6 +132,11 @@ def _summary(facts: GraphFacts) -> Iterator[str]:
 
 def _seconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else duration(seconds)
+
+
+def _parts(facts: GraphFacts) -> str:
+    parts = step_parts(facts)
+    return f'<div class="wide plain">{drawn_bar(parts)}</div>' if parts else '<p class="pale">Unknown.</p>'
 
 
 def _memory(memory: MemoryReport | None) -> Iterator[str]:

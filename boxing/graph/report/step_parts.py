@@ -1,4 +1,4 @@
-"""Parts of a step's seconds, by what they are spent on, and the bar of them.
+"""Parts of a step's seconds, by what they are spent on, and the bar of them, as text and as a picture.
 
     ###########################@@@@@@++++++====uu......
     # products 58 %, @ attention 11 %, + other ops 12 %, = moves 8 %, u optimizer 2 %, . other stages 9 %
@@ -8,22 +8,35 @@ They add up to the step. Of a pipeline they are those of a stage in the mean, an
 
 from collections.abc import Mapping
 from statistics import mean
+from typing import NamedTuple
 
 from ....sbp.kernels.flops import ATTENTION, PRODUCTS
+from ...figures import duration
+from ...picture import svg
+from ...picture.palette import LINE
 from .facts import GraphFacts, priced_ops
 
-__all__ = ["bar", "step_parts"]
+__all__ = ["bar", "drawn_bar", "step_parts"]
 
-SIGNS = {
-    "products": "#",
-    "attention": "@",
-    "other ops": "+",
-    "moves": "=",
-    "optimizer": "u",
-    "the host": "h",
-    "other stages": ".",
-    "the slowest": "~",  # waiting for it, where devices compute unevenly
+
+class PartLook(NamedTuple):
+    """The sign of a part in text, and its colour in pictures, which is seen on white and on near black."""
+
+    sign: str
+    fill: str
+
+
+LOOKS = {
+    "products": PartLook("#", "#4c8fdd"),
+    "attention": PartLook("@", "#9a6fe0"),
+    "other ops": PartLook("+", "#3fae83"),
+    "moves": PartLook("=", "#e08a3c"),
+    "optimizer": PartLook("u", "#c7a93a"),
+    "the host": PartLook("h", "#d86f98"),
+    "other stages": PartLook(".", "#9aa4ae"),
+    "the slowest": PartLook("~", "#b0574f"),  # waiting for it, where devices compute unevenly
 }
+WIDE, HIGH, ROW, IN_ROW = 960, 32, 22, 4  # pixels of the picture, of its bar and of a row of its legend; parts of a row
 
 
 def step_parts(facts: GraphFacts) -> dict[str, float]:
@@ -31,7 +44,7 @@ def step_parts(facts: GraphFacts) -> dict[str, float]:
     step = facts.predicted
     if step is None or facts.compute is None:
         return {}
-    found = dict.fromkeys(SIGNS, 0.0)
+    found = dict.fromkeys(LOOKS, 0.0)
     for op, cost in priced_ops(facts.graph, facts.costs):
         name = op.op._schema.name
         if cost and name in ATTENTION | PRODUCTS:
@@ -62,9 +75,24 @@ def bar(parts: Mapping[str, float], width: int = 72) -> list[str]:
     whole, drawn, line = sum(parts.values()), 0.0, ""
     for part, seconds in parts.items():
         drawn += seconds
-        line += SIGNS[part] * (round(width * drawn / whole) - len(line))
-    shares = (f"{SIGNS[part]} {part} {_percent(seconds / whole)}" for part, seconds in parts.items())
+        line += LOOKS[part].sign * (round(width * drawn / whole) - len(line))
+    shares = (f"{LOOKS[part].sign} {part} {_percent(seconds / whole)}" for part, seconds in parts.items())
     return [line, ", ".join(shares)]
+
+
+def drawn_bar(parts: Mapping[str, float]) -> str:
+    """The same bar as SVG; its legend has the seconds of each part, and a pointer is told them on the bar."""
+    whole, x, body = sum(parts.values()), 0.0, []
+    said = {part: f"{part} {duration(seconds)}, {_percent(seconds / whole)}" for part, seconds in parts.items()}
+    for part, seconds in parts.items():
+        width = WIDE * seconds / whole
+        body.append(svg.bar(x, 0, width, HIGH, said[part], part, LOOKS[part].fill))
+        x += width
+    entries, y = [([LOOKS[part].fill], words) for part, words in said.items()], HIGH + 10
+    for at in range(0, len(entries), IN_ROW):
+        body += svg.legend(entries[at : at + IN_ROW], 0, y, {"fill": LINE})
+        y += ROW
+    return svg.drawing(WIDE, y, *body, role="img", aria_label="; ".join(said.values()), class_="parts")
 
 
 def _percent(share: float) -> str:

@@ -101,6 +101,7 @@ class Meaning:
     pipes: list[PipedLayers] = field(default_factory=list)  # of one schedule, in the order in which they run
     marks: list[tuple[Statement, list[str]]] = field(default_factory=list)  # with the names for which they count
     options: dict[str, Any] = field(default_factory=dict)  # of the whole step
+    saying: dict[str, Statement] = field(default_factory=dict)  # the lines of options that others may not go with
 
 
 class Assigning:

@@ -151,5 +151,11 @@ def test_parts_draw_the_numbers_of_the_batch_or_their_own_as_the_plan_says() -> 
 
 
 def test_whose_numbers_are_drawn_is_said_of_a_batch_in_parts_alone() -> None:
-    with pytest.raises(SbpError, match="a step that has no micro-batches"):
-        drawn("draw by micro-batch")
+    """The line is shown by a check, too; and micro-batches beside the plan do."""
+    lines = f"grid (data=2)\n{INPUTS}\ndraw by micro-batch"
+    for tried in (lambda: drawn("draw by micro-batch"), lambda: flow.Plan.read(lines).check(dropping(), (X, Y))):
+        with pytest.raises(SbpError, match="draw is said of a step that has none") as caught:
+            tried()
+        assert str(caught.value).startswith("plan, line 4: ")
+        assert "  4 | draw by micro-batch\n              ^\n  say micro_batches=, or `16 micro-b" in str(caught.value)
+    drawn("draw by micro-batch", micro_batches=4)

@@ -42,8 +42,30 @@ def test_exponentials_take_longer_than_their_bytes_where_somebody_has_timed_them
     slow = replace(FITTED, fitted=replace(CONSTANTS, functions=3.0))
     assert alone(call, slow) == pytest.approx(3 * moved + 0.01)
     assert alone(Call(aten.relu.default, (X,), {}, (X,)), slow) == pytest.approx(moved + 0.01)
+    for op in (aten._softmax.default, aten._log_softmax.default):
+        assert alone(Call(op, (X, -1, False), {}, (X,)), slow) == pytest.approx(3 * moved + 0.01)
     fused = FusedOp((True,), (True,), 1.0).of(kernels_of(call))
     assert seconds(fused, bytes_of(call), 1, torch.float32, slow).forward == pytest.approx(moved + 0.01)
+
+
+@pytest.mark.parametrize(("op", "many"), [("gelu", 2), ("silu", 1), ("tanh", 0), ("relu", 0)])
+def test_a_backward_takes_its_bytes_and_the_exponentials_that_it_evaluates_anew(op: str, many: int) -> None:
+    """It reads the gradient and what was saved, and writes a gradient; tanh's is a product with the result."""
+    slow = replace(FITTED, fitted=replace(CONSTANTS, functions=3.0))
+    call = Call(getattr(aten, op).default, (X,), {}, (X,))
+    tensor, one = X.nbytes / 25, 2 * 2 * X.nbytes / 25  # so long one of each element lengthens a GELU
+    took = seconds(kernels_of(call, (True,)), bytes_of(call), 1, torch.float32, slow)
+    assert took.backward == pytest.approx(3 * tensor + many * one + 0.01)
+    sheet = seconds(kernels_of(call, (True,)), bytes_of(call), 1, torch.float32, SHEET)
+    assert sheet.backward == pytest.approx(3 * X.nbytes / 100)
+    assert seconds(kernels_of(call, (False,)), bytes_of(call), 1, torch.float32, slow).backward == 0
+
+
+def test_exponentials_are_of_each_element_that_is_read_where_a_sum_is_given() -> None:
+    slow = replace(FITTED, fitted=replace(CONSTANTS, functions=3.0))
+    few = X.sum(-1)
+    call = Call(aten.logsumexp.default, (X, [-1]), {}, (few,))
+    assert alone(call, slow) == pytest.approx((X.nbytes + few.nbytes + 2 * 2 * X.nbytes) / 25 + 0.01)
 
 
 def test_rates_are_by_dtype_and_attention_has_its_own() -> None:

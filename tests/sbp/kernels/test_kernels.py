@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sbpflow.nn.graph.capture.trace import trace
 from sbpflow.sbp.call import Call, tensors_in
-from sbpflow.sbp.kernels.kernels import PAIR_PASSES, Kernels, is_view, kernels_of
+from sbpflow.sbp.kernels.kernels import PAIR_PASSES, Kernels, OpPass, is_view, kernels_of
 
 aten = torch.ops.aten
 X, W, BIAS = torch.ones(12, 5), torch.ones(7, 5), torch.ones(7)
@@ -51,7 +51,7 @@ def test_the_backward_of_a_product_has_one_for_each_factor_that_wants_a_gradient
 
 def test_a_bias_is_a_sum_of_rows() -> None:
     found = kernels(aten.linear.default, X, W, BIAS, wants=(False, False, True))
-    assert found.backward == (0.0, (0.0, 0.0, 1.0, 1.0), 1.0)
+    assert found.backward == OpPass(0.0, (0.0, 0.0, 1.0, 1.0), 1.0)
     assert found.forward.traffic == (1.0,) * 4
 
 
@@ -81,9 +81,9 @@ def test_the_backward_of_a_pointwise_op_reads_the_gradient_and_what_it_saved() -
 def test_a_norm_reads_twice_where_its_weights_are_trained() -> None:
     size = torch.ones(5)
     found = kernels(aten.layer_norm.default, X, [5], size, size, wants=(True, True, True))
-    assert found.backward == (0.0, (3.0, 1.0, 1.0, 2.0), 2.0)
+    assert found.backward == OpPass(0.0, (3.0, 1.0, 1.0, 2.0), 2.0)
     frozen = kernels(aten.layer_norm.default, X, [5], size, size, wants=(True, False, False))
-    assert frozen.backward == (0.0, (2.0, 0.0, 0.0, 1.0), 1.0)
+    assert frozen.backward == OpPass(0.0, (2.0, 0.0, 0.0, 1.0), 1.0)
 
 
 def test_rows_of_a_table_are_read_and_not_the_table() -> None:

@@ -64,6 +64,7 @@ SCOPE.2: /(micro[-_ ]?)?batch\b/i
 
     @classmethod
     def read(cls, at: Columns, scope: Token) -> Self:
+        at["draws"] = column(scope)
         return cls(str(scope).lower().startswith("micro"))
 
     def __str__(self) -> str:
@@ -71,3 +72,4 @@ SCOPE.2: /(micro[-_ ]?)?batch\b/i
 
     def assign(self, to: Assigning) -> None:
         to.made.options["draws"] = "micro_batch" if self.each else "batch"
+        to.made.saying["draws"] = self
