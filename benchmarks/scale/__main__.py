@@ -16,7 +16,7 @@ from .report import report
 from .rows import TABLES, rows
 from .setting import Published
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "scale.md"
 BEGIN, END = "<!-- scale:begin -->", "<!-- scale:end -->"
 FEW = 3  # rows of a table that are asked by --quick
 SAMPLE = 20  # rows of a table of hundreds: every so many-th

@@ -1,4 +1,4 @@
-"""Models of many families of four libraries train as on one device, or are refused as docs/families.md says."""
+"""Models of many families of four libraries train as on one device, or are refused as docs/evidence/families.md says."""
 
 import copy
 from typing import Any
