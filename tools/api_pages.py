@@ -33,7 +33,7 @@ class Public(SphinxDirective):
         module = named(self.arguments[0])
         asked = []
         for name in public_names(module):
-            asked += [f".. {_kind(getattr(module, name))}:: {module.__name__}.{name}", *_options(module, name), ""]
+            asked += [f".. {_kind(getattr(module, name))}:: {self.arguments[0]}.{name}", *_options(module, name), ""]
         # The page is Markdown, and autodoc writes reStructuredText.
         return self.parse_text_to_nodes("\n".join(["```{eval-rst}", *asked, "```"]))
 
