@@ -8,7 +8,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 project = "sbpflow"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "tools.api_pages"]
 exclude_patterns = ["_build"]
-suppress_warnings = ["ref.python"]  # a type such as bytes has the name of an attribute of ours
 
 myst_heading_anchors = 4  # links to headings are those of the forge: pipelines.md#two-towers
 myst_linkify_fuzzy_links = False
@@ -23,6 +22,7 @@ autodoc_inherit_docstrings = False  # torch's are in its own markup
 
 html_theme = "furo"
 html_title = "sbpflow"
+html_favicon = "pictures/favicon.svg"
 html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["site.css"]

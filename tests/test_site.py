@@ -154,7 +154,8 @@ def looked_at(address: str, names: list[str]) -> None:
         for name in names:
             page.goto(f"{address}/{name}")
             look = page.evaluate(LOOK)
-            assert not look["broken"] and look["wide"] <= 0, (name, look)
+            assert not look["broken"], (name, look)
+            assert look["wide"] <= 0, (name, look)
             assert max(look["ground"][:3]) < 80 < 160 < min(look["ink"][:3]), (name, look)
         page.goto(f"{address}/search.html?q=boxing")
         page.wait_for_selector("#search-results li a")

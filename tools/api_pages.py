@@ -1,5 +1,6 @@
 """API pages of the site: a directive that documents a module's names, and our docstrings as reStructuredText."""
 
+import builtins
 import importlib
 import inspect
 import re
@@ -7,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -21,6 +23,7 @@ PUBLIC = (
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("public", Public)
     app.connect("autodoc-process-docstring", _process)
+    app.connect("doctree-read", _unlinked)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -123,3 +126,10 @@ def _options(module: ModuleType, name: str) -> list[str]:
 
 def _process(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     lines[:] = as_rst(lines)
+
+
+def _unlinked(app: Sphinx, tree: nodes.document) -> None:
+    """Types of Python in signatures are text: as links they would lead to an attribute of ours, such as Moves.bytes."""
+    for link in [*tree.findall(pending_xref)]:
+        if hasattr(builtins, link.get("reftarget", "")):
+            link.replace_self(link.children)
