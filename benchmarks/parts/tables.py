@@ -1,4 +1,4 @@
-"""Tables of times as docs/evidence/benchmarks.md has them: medians, ratios beside an aim, and the place of a report there."""
+"""Tables of times for docs/evidence/benchmarks.md: medians, ratios beside an aim, and the place of a report there."""
 
 import statistics
 from collections.abc import Sequence
