@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
-.PHONY: demo test lint style sweep bench gpu hosts clean
+.PHONY: demo test docs lint style sweep bench gpu hosts clean
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
@@ -22,6 +22,11 @@ test: style
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n 2 --dist worksteal -m "not alone" --doctest-modules tests sbpflow; \
 	tests=$$?; wait $$types; types=$$?; cat .mypy_cache/found; [ $$tests = 0 ] && [ $$types = 0 ]
 	@$(RUN) -m pytest -q -m alone $$(grep -rl "mark.alone" tests --include='test_*.py')
+
+# The site of docs/, for a browser: out/site/index.html. A link that leads nowhere is an error.
+docs: .venv/.ready
+	@$(RUN) -m sphinx -b html -q -W --keep-going -d out/doctrees docs out/site
+	@echo "to open: out/site/index.html"
 
 lint: style
 	@echo "lint: mypy"

@@ -44,7 +44,7 @@ from sbpflow.boxing.exchange.dist import Dist
 from sbpflow.sbp import Sbp
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parent / "docs" / "benchmarks.md"
+DOCS = HERE.parent / "docs" / "evidence" / "benchmarks.md"
 MOVES = ("S0->B", "S1->B", "P->B", "P->S0", "S0->S1", "B->S0", "B->P", "S0->P")
 SIZES = {32: ("4 KiB", 50), 512: ("1 MiB", 20), 2048: ("16 MiB", 4)}  # side of a float32 square: logical bytes, calls
 SESSIONS, ROUNDS, WARM = 4, 4, 1
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--oneflow", type=Path, metavar="VENV", help="also time OneFlow, from this virtual environment")
     parser.add_argument("--quick", action="store_true", help="one short session: whether all runs, not how fast")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/evidence/benchmarks.md")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:

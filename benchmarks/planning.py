@@ -25,7 +25,7 @@ import sbpflow as flow
 from benchmarks.parts.found_plans import CASES, DEGREES, degrees_rows, found_rows
 from sbpflow.sbp import Sbp
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks.md"
 ENTRIES: tuple[Sbp, ...] = (flow.S(0), flow.S(1), flow.B, flow.P)
 TIMED = ((4,), (2, 2), (2, 4), (2, 2, 2), (32, 8))
 WEIGHED = ((4,), (2, 2), (2, 4), (3, 2), (2, 2, 2))
@@ -39,7 +39,7 @@ Row: TypeAlias = tuple[str, ...]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few pairs of each grid: whether all runs")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/evidence/benchmarks.md")
     parser.add_argument("--models", action="store_true", help="find plans of models of transformers instead")
     parser.add_argument("--degrees", action="store_true", help="find degrees of models instead")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Tokens of the text in this repository: a vocabulary that is learned from it, and a file of numbers to train on.
 
-    python examples/tokens.py                           # docs/*.md and README.md, to out/tokens.bin
+    python examples/tokens.py                           # docs/**/*.md and README.md, to out/tokens.bin
     python examples/tokens.py -o out/mine.bin --vocabulary 4096 mine/*.txt
     torchrun --nproc-per-node 4 examples/tokens.py      # the first process writes, and the others have nothing to do
 
@@ -23,7 +23,7 @@ END = "<|end|>"  # behind each text
 
 
 def texts() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def package() -> Any:

@@ -1,4 +1,4 @@
-"""docs/errors.md: each wrong input of the page is run, and its error is what the page says."""
+"""docs/reference/errors.md: each wrong input of the page is run, and its error is what the page says."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from sbpflow.placement.errors import SbpflowError
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "errors.md"
 WRONG = re.compile(r"^\*\*([^\n]+)\*\*\n\n```py\n(.*?)^```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEAD = re.compile(r"^```py\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TEXT = PAGE.read_text(encoding="utf-8")

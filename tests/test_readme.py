@@ -13,10 +13,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Most of the time of all pages. What those of systems say is held by tests/systems, that of trainers by
 # tests/test_trainers.py; that they print it, by the sweep.
 LONG = {
-    "train_llama.md", "trainers.md",
-    "systems/asynchronous.md", "systems/changing.md", "systems/compression.md", "systems/experts.md",
-    "systems/orders.md", "systems/overlap.md", "systems/plans.md",
+    "train_llama.md", "reference/trainers.md",
+    *(f"evidence/systems/{name}.md" for name in (
+        "asynchronous", "changing", "compression", "experts", "orders", "overlap", "plans"
+    )),
 }  # fmt: skip
+# The picture that README draws is the one that it shows.
+DRAWN = (ROOT / "README.md", "map.svg", ROOT / "docs" / "pictures" / "plans" / "llama.svg")
 
 
 def blocks(page: Path) -> list[str]:
@@ -53,3 +56,6 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(
         exec(compile(source, page, "exec"), program.__dict__)
         said = [line.removeprefix("#").removeprefix(" ") for line in source.splitlines() if line.startswith("#")]
         assert not said or capsys.readouterr().out.splitlines() == said
+    page_of, drawn, shown = DRAWN
+    if page == page_of:
+        assert Path(drawn).read_text() == shown.read_text(), f"README shows another picture: take {tmp_path / drawn}"

@@ -4,7 +4,7 @@
     python tools/gpu.py [--device cpu] [--only NAME ...] [--out DIR] [--quick] [--list]
 
 Each part is a process with its own limit; none stops another. Writes gpu.json with all that was found and gpu.md with
-the table of docs/benchmarks.md. With --device cpu every part goes the way it would go on a card, in small.
+the table of docs/evidence/benchmarks.md. With --device cpu every part goes the way it would go on a card, in small.
 """
 
 import argparse

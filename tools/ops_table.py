@@ -1,4 +1,4 @@
-"""Write docs/ops.md: what came of every op of PyTorch's op database on global tensors.
+"""Write docs/evidence/ops.md: what came of every op of PyTorch's op database on global tensors.
 
     python -m tests.nn.opdb --out ops.json
     python tools/ops_table.py ops.json
@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "ops.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "ops.md"
 
 TOP = """# Operators
 

@@ -22,7 +22,7 @@ def main() -> None:
     """Write the stamp `.ready` last, so that an interrupted run is taken up again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     torch = next(need for need in project["dependencies"] if need.startswith("torch"))
-    extras = ["dev"] if shutil.which("dot") else ["dev", "draw"]
+    extras = ["dev", "docs"] if shutil.which("dot") else ["dev", "docs", "draw"]
 
     (VENV / ".ready").unlink(missing_ok=True)
     if not succeeds([str(PYTHON), "-m", "pip", "--version"]):

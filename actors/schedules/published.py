@@ -1,4 +1,4 @@
-"""The published schedules, each a few marks. docs/schedules.md shows what they do."""
+"""The published schedules, each a few marks. docs/reference/schedules.md shows what they do."""
 
 from difflib import get_close_matches
 

@@ -14,7 +14,7 @@ def command_line(doc: str | None, parts: Iterable[str] = ()) -> argparse.Argumen
     if parts:
         parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
     parser.add_argument("--quick", action="store_true", help="few rounds: whether all runs, not how fast")
-    parser.add_argument("--write", action="store_true", help="replace the tables in docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="replace the tables in docs/evidence/benchmarks.md")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     return parser
 

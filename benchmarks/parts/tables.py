@@ -1,4 +1,4 @@
-"""Tables of times as docs/benchmarks.md has them: medians, ratios beside an aim, and the place of a report there."""
+"""Tables of times for docs/evidence/benchmarks.md: medians, ratios beside an aim, and the place of a report there."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["judged", "ms", "put", "ratio"]
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "evidence" / "benchmarks.md"
 
 
 def ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:

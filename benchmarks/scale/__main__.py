@@ -16,8 +16,8 @@ from .report import charts, report
 from .rows import TABLES, rows
 from .setting import Published
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
-PICTURES = DOCS.parent / "pictures" / "scale"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "scale.md"
+PICTURES = DOCS.parents[1] / "pictures" / "scale"
 BEGIN, END = "<!-- scale:begin -->", "<!-- scale:end -->"
 FEW = 3  # rows of a table that are asked by --quick
 SAMPLE = 20  # rows of a table of hundreds: every so many-th

@@ -13,7 +13,7 @@ from .setting import Published
 __all__ = ["charts", "report"]
 
 Found = Sequence[tuple[Published, Answer]]
-PICTURES = "pictures/scale"  # in the docs
+PICTURES = "../pictures/scale"  # from the page
 
 
 def report(tables: Mapping[str, Found]) -> Iterator[str]:

@@ -20,7 +20,7 @@ __all__ = ["check_rule", "rule"]
 def rule(op: str | type[Function], text: str | None = None) -> Any:
     """Say how an op's dims may be split: a line of the rule language, or a decorated function of a `Call`.
 
-    `op` is a custom op's name, "mylib::op", or a torch.autograd.Function. The language is in docs/rules.md.
+    `op` is a custom op's name, "mylib::op", or a torch.autograd.Function. The language is in docs/reference/rules.md.
 
         flow.rule("mylib::scale", "b t d, d -> b t d")
 

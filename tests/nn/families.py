@@ -1,6 +1,6 @@
 """Models of four libraries by family, tiny and with random weights, trained in four ways beside one device.
 
-python -m tests.nn.families            # what becomes of each, and docs/families.md anew: an hour
+python -m tests.nn.families            # what becomes of each, and docs/evidence/families.md anew: an hour
 python -m tests.nn.families llama t5   # of these alone, and their rows
 """
 
@@ -31,7 +31,7 @@ __all__ = [
     "said", "table",
 ]  # fmt: skip
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "families.md"
 RIGHT = "right"
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 STEPS = 2
@@ -154,7 +154,7 @@ def distance(mine: Tensor, wanted: Tensor) -> float:
 
 
 def table(page: Path = PAGE) -> dict[tuple[str, str], str]:
-    """Words of docs/families.md, or of another such page, on each family and way."""
+    """Words of docs/evidence/families.md, or of another such page, on each family and way."""
     rows = [line.strip("| ").split("|") for line in page.read_text().splitlines() if line.startswith("|")]
     head, _, *rest = [[entry.strip() for entry in row] for row in rows]
     return {(row[0], way): said for row in rest for way, said in zip(head[1:], row[1:], strict=True)}
@@ -202,7 +202,7 @@ def page(found: dict[tuple[str, str], str]) -> str:
     lines = ["", "In all four ways these are right:", ""]
     for name, family in FAMILIES.items():
         lines += [f"- {name} with `{key}={value!r}` in its config" for key, value in family.otherwise.items()]
-    lines += ["", "In graphs these are marked, so that they [run eagerly](graphs.md#eager-parts):", ""]
+    lines += ["", "In graphs these are marked, so that they [run eagerly](../reference/captured.md#eager-parts):", ""]
     for name, family in FAMILIES.items():
         if family.eagerly:
             path, why = family.eagerly

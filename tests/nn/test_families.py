@@ -1,4 +1,4 @@
-"""Models of many families of four libraries train as on one device, or are refused as docs/families.md says."""
+"""Models of many families of four libraries train as on one device, or are refused: docs/evidence/families.md."""
 
 import copy
 from typing import Any

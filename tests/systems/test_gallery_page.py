@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs/systems.md"
+PAGE = HERE.parents[1] / "docs/evidence/systems.md"
 BESIDE = {  # of what rows have in common
     "actors": {"test_added.py", "test_loader.py", "test_routes.py", "test_together.py"},
     "asynchronous": {"test_draining.py", "test_frozen_stages.py"},

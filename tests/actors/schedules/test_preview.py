@@ -59,7 +59,7 @@ def test_devices_are_of_schedules_that_say_none_themselves() -> None:
 def test_the_picture_of_a_schedule_is_the_one_in_the_docs(name: str, tmp_path: Path) -> None:
     drawn = published(name).show(4, 8, n=2 if name == "terapipe" else 1)
     text = drawn.draw(tmp_path / "x.svg").read_text()
-    assert (PICTURES / f"{name}.svg").read_text() == text, "draw it again: docs/schedules.md has the command"
+    assert (PICTURES / f"{name}.svg").read_text() == text, "draw it again: docs/reference/schedules.md has the command"
     titles = [node.text for node in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}title")]
     assert sorted(str(title).split()[0] for title in titles) == sorted(
         str(cell.op) for row in drawn.rows for cell in row

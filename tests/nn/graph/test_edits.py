@@ -23,7 +23,7 @@ def alike(one: Scene, other: Scene, steps: int) -> None:
 
 
 def test_the_table_in_the_docs_has_what_is_tried_here() -> None:
-    page = pathlib.Path("docs/graphs.md").read_text()
+    page = pathlib.Path("docs/reference/captured.md").read_text()
     assert all(f"| {edit.says} |" in page for edit in EDITS if edit.says)
 
 

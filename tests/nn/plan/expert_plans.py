@@ -1,6 +1,6 @@
 """Mixtures of experts of transformers under expert plans, beside one device.
 
-python -m tests.nn.plan.expert_plans              # what becomes of each, and docs/expert_plans.md anew
+python -m tests.nn.plan.expert_plans              # what becomes of each, and docs/evidence/expert_plans.md anew
 python -m tests.nn.plan.expert_plans mixtral      # of these alone
 """
 
@@ -20,7 +20,7 @@ from tests.nn.plan.families import MOMENTUM, OFF, STEPS, apart, compiled
 
 __all__ = ["MIXTURES", "PAGE", "PLANS", "outcome"]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "expert_plans.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "expert_plans.md"
 EXPERTS, FACTOR, ROWS, LENGTH = 8, 1.25, 8, 5
 COUNTS: dict[str, Any] = {
     "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2,
@@ -109,7 +109,7 @@ def outcome(name: str, plan: str) -> str:
 TOP = """# Expert plans
 
 Mixtures of experts of {count} families, as transformers {version} has them and nobody changed them, tiny and with
-random weights in float64, under {plans} [plans](plans.md) that [send
+random weights in float64, under {plans} [plans](../plans.md) that [send
 tokens](systems/experts.md#experts-of-models-that-nobody-changed): {experts} experts, of which each token chooses
 two. Each is trained for {steps} steps of SGD with momentum. Losses, and what every tensor changes by, hence the
 gradients of routers too, are held to those of one device, which leaves out the same choices where a plan says

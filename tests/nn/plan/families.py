@@ -1,6 +1,6 @@
 """Models of four libraries by family, under plans of the language beside one device.
 
-python -m tests.nn.plan.families            # what becomes of each, and docs/plan_families.md anew
+python -m tests.nn.plan.families            # what becomes of each, and docs/evidence/plan_families.md anew
 python -m tests.nn.plan.families llama t5   # of these alone, and their rows
 """
 
@@ -43,7 +43,7 @@ from tests.nn.plan.sent_bytes import planned_bytes
 
 __all__ = ["COLUMNS", "FEW", "PAGE", "PLANNED", "WITH_A_PLAN", "Column", "Size", "apart", "compiled", "outcome"]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "plan_families.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "plan_families.md"
 STEPS, MOMENTUM = 2, 0.9
 WITH_A_PLAN = [  # a tp_plan
     "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
@@ -250,7 +250,7 @@ def apart(model: nn.Module, one: nn.Module, before: nn.Module) -> dict[str, floa
 TOP = """# Families of models under plans
 
 Models of {count} families, as {versions} have them
-and nobody changed them, tiny and with random weights in float64, under six [plans](plans.md). Each is trained for
+and nobody changed them, tiny and with random weights in float64, under six [plans](../plans.md). Each is trained for
 {steps} steps of SGD with momentum; losses, and what every tensor changes by, hence its gradients, are held to those of
 one device; the bytes that a step sends to those that were predicted, and the bytes of weights, gradients and states of
 every rank to those that its plan told. A step also has to send what its plan is for, such as forward and backward

@@ -1,6 +1,6 @@
 """The peaks of the gallery's plans: the bytes of a rank that the account tells, beside those that are seen.
 
-python -m tests.nn.plan.peaks            # of every plan, and the table of docs/benchmarks.md anew
+python -m tests.nn.plan.peaks            # of every plan, and the table of docs/evidence/benchmarks.md anew
 python -m tests.nn.plan.peaks zero1      # of these alone
 
 A hook on every op counts the storages that it makes until they are gone. Ranks of a straight step are simulated in one
@@ -33,7 +33,7 @@ from .test_gallery import GALLERY, NAMES, Pictures, Sparse, loss_fn, text_of
 
 __all__ = ["NEAR", "PIPED", "STRAIGHT", "Peak", "fullest", "peak", "ranks_of", "table"]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "benchmarks.md"
 BEGIN, END = "<!-- peaks:begin -->\n", "<!-- peaks:end -->"
 NEAR = 0.1
 LENGTH, WIDTH = 128, 256

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers train under expert plans as on one device, as docs/expert_plans.md says."""
+"""Mixtures of experts of transformers train under expert plans as on one device: docs/evidence/expert_plans.md."""
 
 import pytest
 

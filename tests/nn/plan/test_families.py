@@ -1,4 +1,4 @@
-"""Models of many families of four libraries train under plans as on one device, as docs/plan_families.md says."""
+"""Models of many families of four libraries train under plans as on one device: docs/evidence/plan_families.md."""
 
 import copy
 from dataclasses import replace

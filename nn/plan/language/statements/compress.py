@@ -37,8 +37,8 @@ ENCODER: /[^\W\d]\w*(\s*\(.*\))?/
             "compress ** by topk(fraction=0.1)": ("**", "topk(fraction=0.1)"),
             "compress hops h.4 by int8()": ("h.4", "int8()", None, "hops"),
         },
-        says="the [encoder](systems/compression.md) by which gradients are added up; `compress hops PATH by int8()`, "
-        "that of values that come to modules from other ranks",
+        says="the [encoder](evidence/systems/compression.md) by which gradients are added up; "
+        "`compress hops PATH by int8()`, that of values that come to modules from other ranks",
         subject=("path", "what"),
     )
 

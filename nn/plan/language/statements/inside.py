@@ -40,8 +40,8 @@ WAY: /[^\s:,()\[\]{}=<>?]+(\s*\([^()]*\))?/
             "inside criterion run eager": ("criterion", EAGER),
         },
         says="a named way to compute, over an axis or several, as in `use summa over row, col` "
-        "([which there are](composites.md)), or `run eager`, for what "
-        "[cannot be captured](graphs.md#eager-parts)",
+        "([which there are](reference/composites.md)), or `run eager`, for what "
+        "[cannot be captured](reference/captured.md#eager-parts)",
     )
 
     @classmethod
