@@ -47,6 +47,7 @@ __all__ = [
     "samples_of",
     "stepped",
     "tensors_of",
+    "words_of",
 ]
 
 Loss = Callable[..., Any]
@@ -228,6 +229,11 @@ def tensors_of(batch: Any) -> list[Tensor]:
 def samples_of(batch: Any) -> int:
     """The samples of a batch, as far as its tensors agree: the least first dim."""
     return min(map(len, tensors_of(batch)), default=1)
+
+
+def words_of(batch: Any) -> int:
+    """The words of a batch: those of its largest matrix of whole numbers, such as token ids; 0 where it has none."""
+    return max((x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2), default=0)
 
 
 def _usual(model: nn.Module) -> Optimizer | None:

@@ -2,18 +2,15 @@
 
     fits, or what it lacks      seconds a step      words a second      share of the peak      days      money
 
-Work is that of the model, forward and backward, of causal attention the half that is computed; what runs again because
-memory lacks does not count as work.
+Work is that of the model, as nn/explanations/model_work.py counts it.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -21,10 +18,9 @@ from ...boxing.figures import duration, volume
 from ...boxing.graph.report.step_parts import bar, step_parts
 from ...placement import Cluster
 from ...placement.errors import SbpError
-from ...sbp.joint.op_cost import dtype_of
-from ...sbp.kernels.kernels import kernels_of
+from ..explanations.model_work import Work, peak_seconds
 from ..graph.step import Step
-from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
+from .check import Checked, Loss, priced_by, room, samples_of, stepped, words_of
 from .grids import grids_of
 from .plan import Plan, as_plan
 from .resting import RestingBytes
@@ -47,7 +43,7 @@ class Prediction:
     ranks: int
     samples: int
     tokens: int
-    work: Mapping[torch.dtype, float]
+    work: Work
     resting: RestingBytes
 
     @property
@@ -72,9 +68,7 @@ class Prediction:
     @property
     def utilization(self) -> float:
         """The share of the devices' peak that the model's work takes (MFU)."""
-        peaks = self.checked.device.flops
-        named = {dtype: str(dtype).removeprefix("torch.") for dtype in self.work}
-        least = sum(work / (peaks.get(named[dtype]) or peaks["float32"]) for dtype, work in self.work.items())
+        least = peak_seconds(self.work, self.checked.device)
         return least / self.ranks / self.seconds if self.seconds else 0.0
 
     def days(self, tokens: float) -> float:
@@ -154,7 +148,7 @@ def predict(
 ) -> Prediction:
     """The prediction of a plan; nothing runs, and all may be on meta.
 
-    >>> import sbpflow as flow
+    >>> import torch, sbpflow as flow
     >>> with torch.device("meta"):
     ...     model, x = nn.Linear(4096, 4096, bias=False), torch.empty(8192, 4096)
     >>> found = flow.predict(model, x, "grid cuda (data=8)", cluster="h100x8")
@@ -170,17 +164,6 @@ def predict(
 
 def predicted(step: Step, checked: Checked, batch: Any, ranks: int) -> Prediction:
     """The prediction of a step that was checked."""
-    words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
-    samples = samples_of(batch)
-    return Prediction(checked, ranks, samples, max(words, default=samples), _work(step), RestingBytes.of(step))
-
-
-def _work(step: Step) -> dict[torch.dtype, float]:
-    """FLOPs of forward and backward of a whole batch, by dtype."""
-    logical, found = step.plan.logical, defaultdict[torch.dtype, float](float)
-    for op in logical.ops:
-        call, trained = logical.call(op), not logical.wants_grad.isdisjoint(op.numbers)
-        kernels = kernels_of(call, [trained and n in logical.wants_grad for n in op.inputs])
-        found[dtype_of(call)] += kernels.forward.flops + kernels.backward.flops
-    times = step.plan.options.micro_batches
-    return {dtype: work * times for dtype, work in found.items() if work}
+    words, samples = words_of(batch), samples_of(batch)
+    work = checked.report.work
+    return Prediction(checked, ranks, samples, words or samples, work, RestingBytes.of(step))
