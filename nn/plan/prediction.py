@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
 from ...boxing.graph.report.step_parts import bar, step_parts
+from ...boxing.html import paragraph, table
 from ...placement import Cluster
 from ...placement.errors import SbpError
 from ..explanations.model_work import Work, peak_seconds
@@ -112,6 +113,19 @@ class Prediction:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        head, *_ = self.lines()
+        whole = sum(self.parts.values()) or 1.0
+        parts = [(part, duration(seconds), f"{seconds / whole:.1%}") for part, seconds in self.parts.items()]
+        figures = [
+            ("a step", duration(self.seconds)),
+            ("tokens a second", f"{self.tokens_per_second:,.0f}"),
+            ("of the peak", f"{self.utilization:.1%}"),
+            ("on the fullest rank", volume(self.checked.memory)),
+            ("assumed", self.checked.device.said),
+        ]
+        return paragraph(head, strong=True) + table(("", ""), figures) + table(("spent on", "", ""), parts, (1, 2))
 
     def dict(
         self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED

@@ -7,7 +7,7 @@ more than one of them that fits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....boxing.figures import duration, volume
+from ....boxing.html import paragraph, table
 from ....placement import Cluster, cluster, default_cluster
 from ....placement.device import card_here
 from ....placement.errors import SbpError
@@ -67,6 +68,11 @@ class FoundPlan(Plan):
         by = self.checked.report.devices
         head = [f"found: {best}{proved}", *([f"  priced by {by}"] if by else ())]
         return "\n".join([*head, *(f"  {one}" for one in self.runners_up)])
+
+    def _repr_html_(self) -> str:
+        tried = [(one.name, duration(one.seconds) if isfinite(one.seconds) else "", one.why) for one in self.runners_up]
+        said = paragraph(self.table().splitlines()[0], strong=True) + super()._repr_html_()
+        return said + (table(("tried", "at least", "why not"), tried, (1,)) if tried else "")
 
 
 def plan(
