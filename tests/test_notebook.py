@@ -105,7 +105,7 @@ def test_a_notebook_is_stripped_and_short(path: Path) -> None:
     import nbformat
 
     book = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    nbformat.validate(book)  # type: ignore[no-untyped-call]
+    nbformat.validate(book)
     assert all(not cell.outputs and cell.execution_count is None for cell in book.cells if cell.cell_type == "code")
     assert len(path.read_bytes()) < 20_000
     assert str(ROOT) not in path.read_text()

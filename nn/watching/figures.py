@@ -114,7 +114,7 @@ def seen(step: Step, stretch: Stretch, seconds: float) -> dict[str, Value]:
     if len(rows) > 1:
         found["exposed"] = min(row[1] for row in rows) / 1e9  # others wait also for who works longest
     if isinstance(step.program, Pipelined):
-        found |= _of_timeline(timeline(step.program))
+        found |= _of_timeline(timeline(step.program, beside=False))
     times = step.rank_times()
     if times is not None:
         found |= {"waits": max(0.0, 1 - times.median / (seconds / many)), "slowest": times.slowest}

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ...boxing.figures import duration
-from .sinks import Line
+from .sinks import FigureLine
 
 __all__ = ["TrainingProgress", "Quiet", "progress_of", "words"]
 
@@ -17,7 +17,7 @@ class TrainingProgress(Protocol):
         """One more step was run."""
         ...
 
-    def line(self, line: Line) -> None: ...
+    def line(self, line: FigureLine) -> None: ...
 
     def end(self) -> None: ...
 
@@ -28,7 +28,7 @@ class Quiet:
     def step(self) -> None:
         """Not shown."""
 
-    def line(self, line: Line) -> None:
+    def line(self, line: FigureLine) -> None:
         """Not shown."""
 
     def end(self) -> None:
@@ -41,7 +41,7 @@ class TextLines(Quiet):
     def __init__(self, steps: int | None) -> None:
         self.steps = steps
 
-    def line(self, line: Line) -> None:
+    def line(self, line: FigureLine) -> None:
         of = f"/{self.steps}" if self.steps else ""
         print(f"step {line['step']}{of}  {words(line)}", flush=True)
 
@@ -55,7 +55,7 @@ class ProgressBar:
     def step(self) -> None:
         self.bar.update()
 
-    def line(self, line: Line) -> None:
+    def line(self, line: FigureLine) -> None:
         self.bar.set_postfix_str(words(line))
 
     def end(self) -> None:
@@ -72,7 +72,7 @@ def progress_of(steps: int | None, start: int) -> TrainingProgress:
     return TextLines(steps)
 
 
-def words(line: Line) -> str:
+def words(line: FigureLine) -> str:
     """The figures of a line as one reads them.
 
     >>> words({"step": 10, "loss": 3.21456, "tokens_per_second": 12345.6, "mfu": 0.4123, "gib": 1.5, "exposed": 0.0021})

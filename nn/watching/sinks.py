@@ -18,15 +18,15 @@ from typing import Any, Protocol, TypeAlias
 from ...placement.errors import MissingError, SbpError
 from .figures import Value
 
-__all__ = ["Line", "LineSink", "sinks_of"]
+__all__ = ["FigureLine", "LineSink", "sinks_of"]
 
-Line: TypeAlias = Mapping[str, Value]
+FigureLine: TypeAlias = Mapping[str, Value]
 
 
 class LineSink(Protocol):
     """Takes the lines of a training."""
 
-    def write(self, line: Line) -> None: ...
+    def write(self, line: FigureLine) -> None: ...
 
     def end(self, error: str) -> None:
         """No more lines come; `error` says why, where a training ended by one."""
@@ -40,7 +40,7 @@ class JsonFile:
         self.path = path
         self.file: Any = None
 
-    def write(self, line: Line) -> None:
+    def write(self, line: FigureLine) -> None:
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("a", encoding="utf-8")
@@ -61,7 +61,7 @@ class TensorBoardFolder:
         self.folder, self.start, self.writer, self.own = folder, start, writer, writer is None
         self.module = _imported("torch.utils.tensorboard", "tensorboard") if self.own else None
 
-    def write(self, line: Line) -> None:
+    def write(self, line: FigureLine) -> None:
         if self.writer is None:
             assert self.module is not None
             self.writer = self.module.SummaryWriter(self.folder, purge_step=self.start + 1 if self.start else None)
@@ -84,7 +84,7 @@ class WandbRun:
         self.project, self.run, self.own = project, run, run is None
         self.module = _imported("wandb", "wandb") if self.own else None
 
-    def write(self, line: Line) -> None:
+    def write(self, line: FigureLine) -> None:
         if self.run is None:
             assert self.module is not None
             team, _, project = self.project.rpartition("/")
@@ -100,10 +100,10 @@ class WandbRun:
 class LineFunction:
     """A function of lines."""
 
-    def __init__(self, function: Callable[[Line], object]) -> None:
+    def __init__(self, function: Callable[[FigureLine], object]) -> None:
         self.function = function
 
-    def write(self, line: Line) -> None:
+    def write(self, line: FigureLine) -> None:
         self.function(line)
 
     def end(self, error: str) -> None:

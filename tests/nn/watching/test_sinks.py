@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import sbpflow as flow
-from sbpflow.nn.watching.sinks import Line, sinks_of
+from sbpflow.nn.watching.sinks import FigureLine, sinks_of
 
 LINES: list[dict[str, Any]] = [{"step": 10, "loss": 3.0, "gib": 1.5}, {"step": 20, "loss": 2.0, "gib": 1.75}]
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     made = EventAccumulator(str(folder))
     made.Reload()
@@ -47,10 +47,10 @@ def test_a_run_that_goes_on_hides_the_steps_that_it_makes_again(tmp_path: Path) 
 def test_a_writer_of_the_users_stays_open(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(tmp_path))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(tmp_path))
     written([writer])
-    writer.add_scalar("mine", 4.0, 1)  # type: ignore[no-untyped-call]
-    writer.close()  # type: ignore[no-untyped-call]
+    writer.add_scalar("mine", 4.0, 1)
+    writer.close()
     assert scalars(tmp_path, "mine") == [(1, 4.0)]
     assert scalars(tmp_path, "loss") == [(10, 3.0), (20, 2.0)]
 
@@ -81,7 +81,7 @@ def test_wandb_takes_lines_without_a_network(tmp_path: Path) -> None:
 
 
 def test_a_function_is_called_with_each_line() -> None:
-    found: list[Line] = []
+    found: list[FigureLine] = []
     written(found.append)
     assert found == LINES
 

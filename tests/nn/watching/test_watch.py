@@ -73,9 +73,14 @@ def test_a_watched_step_gives_what_the_step_gives() -> None:
 
 
 def test_nothing_is_read_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
+    read: list[flow.GlobalTensor] = []
     item = flow.GlobalTensor.item
-    monkeypatch.setattr(flow.GlobalTensor, "item", lambda x: read.append(x) or item(x))
+
+    def noted(x: flow.GlobalTensor) -> Any:
+        read.append(x)
+        return item(x)
+
+    monkeypatch.setattr(flow.GlobalTensor, "item", noted)
     with flow.watch(step_of(clip_grad_norm=1.0), every=5, progress=False) as train:
         for _ in range(4):
             train(batch())
@@ -91,7 +96,7 @@ def test_the_share_of_the_peak_is_that_of_one_device_for_each(tmp_path: Path) ->
     with flow.watch(step, every=2, peak=1e9, progress=False) as train:
         train(batch())
         train(batch())
-    assert train.line["mfu"] == pytest.approx(train.line["flops_per_second"] / 1e9)
+    assert train.line["mfu"] == pytest.approx(float(train.line["flops_per_second"]) / 1e9)
 
 
 def test_without_a_known_peak_there_is_no_share_of_it() -> None:
@@ -198,7 +203,8 @@ def test_an_inference_has_samples_and_no_loss() -> None:
     with flow.watch(flow.compile(net, plan="grid (data=2)"), every=1, progress=False) as run:
         run(torch.ones(6, 4))
     assert "loss" not in run.line
-    assert run.line["samples_per_second"] * run.line["seconds"] == pytest.approx(6)
+    speed, seconds = (float(run.line[name]) for name in ("samples_per_second", "seconds"))
+    assert speed * seconds == pytest.approx(6)
 
 
 def test_a_pipeline_has_a_bubble_and_moves_that_were_seen() -> None:
