@@ -4,7 +4,8 @@ plan         how a tensor gets from one layout to another: routes/ finds it, exc
 box          along a plan, with gradients; record: every move that happened; infer_layout, memory: of given pieces
 bundle       the messages of many tensors in few exchanges
 survivors    the rest of a tensor where ranks are lost
-reductions   addends on one rank; explanation: the value that every `explain` returns; figures: numbers in words
+reductions   addends on one rank; explanation: the value that every `explain` returns; figures: numbers in words; html:
+             tables that notebooks show
 picture/     pictures of moves; graph/: all moves of a step; demo: every move between signatures
 """
 

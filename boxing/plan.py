@@ -16,6 +16,8 @@ from ..placement.errors import SbpError
 from ..placement.links import Price
 from ..placement.world import owned, world
 from ..sbp import Layout
+from .figures import duration, volume
+from .html import paragraph, table
 from .reductions import check_carried, check_reducible
 from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
@@ -46,6 +48,10 @@ class BoxingPlan:
         there = "" if self.src.placement is self.dst.placement else f" on {self.dst.placement}"
         way = " then ".join(map(str, self.moves)) or "nothing to do"
         return f"{self.src.lie} -> {self.dst.lie}{there}: {way}, {self.bytes} bytes a rank"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(move), volume(move.price.bytes), duration(move.price.time)) for move in self.moves]
+        return paragraph(str(self)) + (table(("move", "a rank", "time"), rows, (1, 2)) if rows else "")
 
     def draw(self, path: str | Path) -> Path:
         """Write the plan as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""

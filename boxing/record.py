@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..placement.errors import ASKED, is_ours, user_line
+from .figures import user_path, volume
+from .html import paragraph, table
 from .plan import BoxingPlan
 
 __all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "is_ours", "user_line"]
@@ -73,6 +75,16 @@ class Moves(list[Moved]):
             return "nothing moved"
         sent = sum(move.plan.total for move in self)
         return "\n".join([*map(str, self), f"{len(self)} moves: {self.bytes} bytes to a rank, {sent} sent in all"])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (move.op, f"{move.plan.src.lie} -> {move.plan.dst.lie}", move.route, volume(move.bytes), move.layer,
+             user_path(move.line))
+            for move in self
+        ]  # fmt: skip
+        said = str(self).splitlines()[-1] if self else "nothing moved"
+        head = ("", "from -> to", "route", "a rank", "layer", "line")
+        return table(head, rows, (3,)) + paragraph(said) if self else paragraph(said)
 
 
 @contextmanager

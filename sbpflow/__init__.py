@@ -52,6 +52,7 @@ from .nn.tensors.like_factories import (
     zeros_like,
 )
 from .nn.tensors.tensor import GlobalTensor
+from .nn.watching.watch import watch
 from .placement import (
     Cluster,
     DtypeError,
@@ -153,6 +154,7 @@ __all__ = [
     "tensor",
     "to_dtensor",
     "use_cluster",
+    "watch",
     "zeros",
     "zeros_like",
 ]

@@ -51,6 +51,7 @@ NEEDED: dict[str, str] = {
     "torch._C.parse_schema": "a schema for a Function, which has none",
     "torch._amp_foreach_non_finite_check_and_unscale_": "GradScaler calls it",
     "torch._assert": "what a model may call",
+    "torch.autograd.profiler._is_profiler_enabled": "spans for a profiler, on all threads, only while one records",
     "torch._dispatch.python.enable_python_dispatcher": CAPTURE,
     "torch._foreach_add_": "optimizers call it",
     "torch._foreach_norm": "clip_grad_norm_ calls it",

@@ -27,7 +27,7 @@ def launched(home: Path, *launcher: str, steps: int = STEPS, plan: str = "") -> 
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHELASTIC_ERROR_FILE": ""}
     environment = {key: value for key, value in environment.items() if value}
     command = [sys.executable, "-m", "torch.distributed.run", *launcher, str(ROOT / "examples" / "train.py")]
-    files = ["--save", str(home / "saved"), "--metrics", str(home / "lines"), "--data", str(home / "tokens.bin")]
+    files = ["--save", str(home / "saved"), "--to", str(home / "lines.jsonl"), "--data", str(home / "tokens.bin")]
     sizes = [f"--{name}={value}" for name, value in {"steps": steps, **SMALL}.items()]
     more = [*sizes, *files, *(["--plan", plan] if plan else [])]
     with (home / "said").open("ab") as said:
@@ -51,7 +51,7 @@ def workers(agent: int) -> list[int]:
 
 
 def lines(home: Path) -> list[tuple[int, float]]:
-    path = home / "lines"
+    path = home / "lines.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(line["step"], line["loss"]) for line in found]
 

@@ -28,7 +28,7 @@ RING = (
     "boxing/graph/text/parse.py", "boxing/graph/text/syntax.py", "boxing/picture",
     "actors/added", "actors/schedules/search", "actors/timeline",
     "nn/added", "nn/asynchronous", "nn/checkpoint", "nn/composites", "nn/data", "nn/explanations", "nn/files",
-    "nn/generation", "nn/islands", "nn/plan", "nn/refit",
+    "nn/generation", "nn/islands", "nn/plan", "nn/refit", "nn/watching",
 )  # fmt: skip
 DATA = {".py", ".lark", ".rules", ".toml"}
 

@@ -83,6 +83,13 @@ class StepRecords:
         working = [self.busy(rank, queue) for queue in mine if not self.wire(queue)]
         return sum(_length([*spans, *moving]) - _length(spans) for spans in working)
 
+    def hidden(self, rank: int) -> float:
+        """Seconds in which a communication queue of a rank works beside a compute queue of it."""
+        mine = [queue for r, queue in self.queues if r == rank]
+        moving = [span for queue in mine if self.wire(queue) for span in self.busy(rank, queue)]
+        working = [span for queue in mine if not self.wire(queue) for span in self.busy(rank, queue)]
+        return _length(moving) + _length(working) - _length([*moving, *working])
+
     def busiest(self) -> tuple[int, str, float]:
         """The rank and queue that stand still least, and the share of the step in which it works."""
         shares = {key: _length(self.busy(*key)) / max(self.end - self.start, 1e-30) for key in self.queues}

@@ -1,14 +1,20 @@
-"""The measures of a run: how good a guess is, what the machine can do, and what ranks wait for."""
+"""The parts of a run that are no loop: batches without end, the planner's answer, and what a model is held to."""
 
-import resource
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from tokens import vocabulary_of
+from torch import nn
 
 import sbpflow as flow
 
-__all__ = ["entropy", "matmul_peak", "memory", "waiting"]
+__all__ = ["endless", "entropy", "planned", "written"]
+
+
+def endless(data: flow.data.ShardedData) -> Iterator[Any]:
+    while True:
+        yield from data
 
 
 def entropy(data: flow.data.TokenFile) -> float:
@@ -17,35 +23,27 @@ def entropy(data: flow.data.TokenFile) -> float:
     return float(torch.special.entr(counts / counts.sum()).sum())
 
 
-def waiting(step: Any, seconds: float) -> dict[str, float]:
-    """The shares of a step in which ranks stand still: stages for each other or what is sent, all for others."""
-    found: dict[str, float] = {}
-    timeline = step.timeline() if step.micro_batches > 1 else None  # all ranks ask, and the first is told
-    if timeline is not None:
-        of, ranks = timeline.step, timeline.ranks
-        exposed = max(of.exposed(rank) for rank in ranks) / (of.end - of.start)
-        found = {"bubble": max(of.bubble(rank) for rank in ranks), "exposed": exposed}
-    times = step.rank_times()  # likewise, and all are told
-    if times is not None:
-        found |= {"waits": max(0.0, 1 - times.median / seconds), "slowest": times.slowest}
-    return found
+def planned(model: nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer, batch: tuple[int, int]) -> str:
+    """The planner's answer for as many ranks as there are now, found by one of them for all."""
+    size, said = flow.init().size or 1, [""]
+    if not flow.init().rank:
+        text = torch.empty(batch, dtype=torch.int64, device="meta")
+        found = flow.plan(model, (text, text), plan="grid (data=*)", loss_fn=loss_fn, optimizer=optimizer, ranks=size)
+        print(found)
+        said = [str(found)]
+    if size > 1:
+        torch.distributed.broadcast_object_list(said)
+    return said[0]
 
 
-def memory(device: torch.device) -> float:
-    """The most that this process has taken, in GiB."""
-    used = (
-        torch.cuda.max_memory_allocated()
-        if device.type == "cuda"
-        else resource.getrusage(resource.RUSAGE_SELF)[2] << 10
-    )
-    return used / 2**30
-
-
-def matmul_peak(device: torch.device) -> float:
-    """TFLOP/s of products of squares, the best of several."""
-    a, took = torch.randn(512, 512, device=device), list[float]()
-    for _ in range(20):
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()
-        took.append(time.perf_counter() - start)
-    return 2 * 512**3 / min(took) / 1e12
+def written(scores: Any, data: flow.data.TokenFile, length: int) -> str:
+    """Text that follows a beginning, drawn token by token: generate() is of models of transformers, as the Llama of
+    docs/train_llama.md, and this one is plain torch."""
+    names = vocabulary_of(data)
+    ids = names.encode("A placement is").ids
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(length - len(ids)):
+        padded = torch.tensor([ids + [0] * (length - len(ids))])
+        likely = scores(padded).full_tensor()[0, len(ids) - 1].float().cpu().div(0.8).softmax(0)
+        ids.append(int(torch.multinomial(likely, 1, generator=draw)))
+    return str(names.decode(ids))

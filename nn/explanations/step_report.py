@@ -24,6 +24,7 @@ from ..graph.run.program import Program
 from ..graph.step import Step
 from .hidden_moves import hidden_seconds
 from .idle_axes import said_of_idle
+from .model_work import model_work
 
 __all__ = ["explained", "parts_of"]
 
@@ -38,6 +39,7 @@ def explained(step: Step, idle: bool = True) -> Report:
         plan, live = step.plan, step.memory()
         made = _report(step, live)
         made = replace(made, links=_links(step.graph), devices=_devices(step.graph))
+        made = replace(made, work=model_work(plan))
         made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
         if plan.options.cuda_graph:
             made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))

@@ -18,8 +18,8 @@ from ..graph.run.pipeline import Pipelined
 __all__ = ["timeline"]
 
 
-def timeline(program: Pipelined) -> Timeline | None:
-    """The timeline of the last step; all ranks ask for it, and the first gets it."""
+def timeline(program: Pipelined, *, beside: bool = True) -> Timeline | None:
+    """The timeline of the last step, with a simulation `beside` it; all ranks ask for it, and the first gets it."""
     outcome, proved = program.outcome, program.proved
     if outcome is None:
         raise ScheduleError("a timeline before any step\n  call the graph first")
@@ -29,7 +29,7 @@ def timeline(program: Pipelined) -> Timeline | None:
         homes = {queue: ranks[0] for queue, ranks in where.items()}
         by = {rank: tuple(ran for ran in outcome.firings if homes[ran.queue] == rank) for rank in homes.values()}
         network = _weighed(proof.network, sizes)
-        return Timeline(network, by, {}, _simulated(network, outcome.firings))
+        return Timeline(network, by, {}, _simulated(network, outcome.firings) if beside else None)
     ranks = sorted({rank for each in where.values() for rank in each})
     if here not in ranks:
         return None
@@ -40,7 +40,7 @@ def timeline(program: Pipelined) -> Timeline | None:
     whole = joined(proof, where, {name: _pairs(lowered, where, proof, name) for name in _names(proof.network)})
     everything = tuple(ran for each in records.values() for ran in each)
     whole = _weighed(whole, {f"{name}@{here}": size for name, size in sizes.items()})
-    return Timeline(whole, records, offsets, _simulated(whole, everything), is_wire)
+    return Timeline(whole, records, offsets, _simulated(whole, everything) if beside else None, is_wire)
 
 
 def _weighed(network: Network, nbytes: dict[str, int]) -> Network:

@@ -4,7 +4,6 @@ What repeats is written once: (0-11) stands for twelve modules of a list that re
 """
 
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...boxing.figures import volume
+from ...boxing.html import paragraph, table
 from ...placement import Placement
 from ...placement.errors import SbpflowError
 from ...sbp import Layout, SbpLike, layout
@@ -64,17 +64,8 @@ class Annotations:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            "<tr>"
-            + "".join(
-                f"<td style='text-align:left;white-space:pre'>{escape(cell)}</td>"
-                for cell in ("  " * line.level + line.label, *line.cells)
-            )
-            + "</tr>"
-            for line in self.lines
-        )
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in HEAD)
-        return f"<table><tr>{head}</tr>{cells}</table><p>{escape(self.total)}</p>"
+        rows = [("  " * line.level + line.label, *line.cells) for line in self.lines]
+        return table(HEAD, rows, range(4, len(HEAD))) + paragraph(self.total)
 
 
 def annotations(model: nn.Module) -> Annotations:
@@ -107,8 +98,8 @@ class _Outline:
         saved = [f"saved on {self.saved[path].to} ahead {self.saved[path].ahead}"] if path in self.saved else []
         label = "  ".join([label, *flows_said(module), *_again(module), *uses, *saved])
         found = [OutlineRow(level, label)]
-        for table, kind in ((module._parameters, ""), (module._buffers, " (buffer)")):
-            for name, value in table.items():
+        for held, kind in ((module._parameters, ""), (module._buffers, " (buffer)")):
+            for name, value in held.items():
                 if value is not None:
                     full = joined_path(path, name)
                     found.append(OutlineRow(level + 1, name + kind, self.cells(full, value, where)))

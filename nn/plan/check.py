@@ -18,6 +18,7 @@ from torch.optim import AdamW, Optimizer
 from ...boxing.figures import duration, volume
 from ...boxing.graph.move_table import MoveTotal, totals
 from ...boxing.graph.report.report import Report
+from ...boxing.html import paragraph, table
 from ...placement import Cluster, cluster, default_cluster, use_cluster
 from ...placement.errors import SbpError
 from ...placement.hardware import RESERVED, Device
@@ -47,6 +48,7 @@ __all__ = [
     "samples_of",
     "stepped",
     "tensors_of",
+    "words_a_sample",
     "words_of",
 ]
 
@@ -87,6 +89,22 @@ class Checked:
             *(f"  {finding}" for finding in self.findings),
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(m.direction, m.route, str(m.count), volume(m.bytes), duration(m.seconds)) for m in self.moves]
+        asked = [("holds" if f.holds else "FAILS", str(f.line), f.found) for f in self.findings]
+        parts = [
+            paragraph(str(self).splitlines()[0], strong=True),
+            *([] if self.fits else [paragraph(f"does not fit: {room(self.device)}", strong=True)]),
+            *([table(("", "expect", "found"), asked)] if asked else []),
+            table(("moves", "route", "many", "a rank", "time"), rows, (2, 3, 4))
+            if rows
+            else paragraph("nothing moves"),
+            *([paragraph(str(self.changed))] if self.changed else []),
+            *(paragraph(line) for line in self.report.idle),
+            self.report.map(),
+        ]
+        return "".join(parts)
 
     def dict(self) -> dict[str, Any]:
         """All of it in lists, dicts, numbers and text, as json has them."""
@@ -232,6 +250,11 @@ def samples_of(batch: Any) -> int:
 
 
 def words_of(batch: Any) -> int:
+    """The words of a batch: those of its largest matrix of whole numbers, such as token ids; 0 where it has none."""
+    return max((x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2), default=0)
+
+
+def words_a_sample(batch: Any) -> int:
     """The words of each sample of a batch, 0 where it is of something else."""
     given = tensors_of(batch)
     words = {x.shape[1] for x in given if x.dim() == 2 and not (x.is_floating_point() or x.is_complex())}

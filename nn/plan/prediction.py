@@ -2,30 +2,27 @@
 
     fits, or what it lacks      seconds a step      words a second      share of the peak      days      money
 
-Work is that of the model, forward and backward, of causal attention the half that is computed; what runs again because
-memory lacks does not count as work.
+Work is that of the model, as nn/explanations/model_work.py counts it.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ...boxing.figures import duration, volume
 from ...boxing.graph.report.step_parts import bar, step_parts
+from ...boxing.html import paragraph, table
 from ...placement import Cluster, Jitter
 from ...placement.errors import SbpError
-from ...sbp.joint.op_cost import dtype_of
-from ...sbp.kernels.kernels import kernels_of
 from ..explanations.jittered_step import JitteredStep, jittered
+from ..explanations.model_work import Work, peak_seconds
 from ..graph.step import Step
-from .check import Checked, Loss, priced_by, room, samples_of, stepped, tensors_of
+from .check import Checked, Loss, priced_by, room, samples_of, stepped, words_of
 from .grids import grids_of
 from .plan import Plan, as_plan
 from .resting import RestingBytes
@@ -48,7 +45,7 @@ class Prediction:
     ranks: int
     samples: int
     tokens: int
-    work: Mapping[torch.dtype, float]
+    work: Work
     resting: RestingBytes
     jittered: JitteredStep | None = None  # where devices compute unevenly
 
@@ -75,9 +72,7 @@ class Prediction:
     @property
     def utilization(self) -> float:
         """The share of the devices' peak that the model's work takes (MFU)."""
-        peaks = self.checked.device.flops
-        named = {dtype: str(dtype).removeprefix("torch.") for dtype in self.work}
-        least = sum(work / (peaks.get(named[dtype]) or peaks["float32"]) for dtype, work in self.work.items())
+        least = peak_seconds(self.work, self.checked.device)
         return least / self.ranks / self.seconds if self.seconds else 0.0
 
     def days(self, tokens: float) -> float:
@@ -123,6 +118,19 @@ class Prediction:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
+    def _repr_html_(self) -> str:
+        head, *_ = self.lines()
+        whole = sum(self.parts.values()) or 1.0
+        parts = [(part, duration(seconds), f"{seconds / whole:.1%}") for part, seconds in self.parts.items()]
+        figures = [
+            ("a step", duration(self.seconds)),
+            ("tokens a second", f"{self.tokens_per_second:,.0f}"),
+            ("of the peak", f"{self.utilization:.1%}"),
+            ("on the fullest rank", volume(self.checked.memory)),
+            ("assumed", self.checked.device.said),
+        ]
+        return paragraph(head, strong=True) + table(("", ""), figures) + table(("spent on", "", ""), parts, (1, 2))
+
     def dict(
         self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED
     ) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def predict(
     """The prediction of a plan; nothing runs, and all may be on meta. `jitter` says how unevenly the devices compute;
     else their cluster does.
 
-    >>> import sbpflow as flow
+    >>> import torch, sbpflow as flow
     >>> with torch.device("meta"):
     ...     model, x = nn.Linear(4096, 4096, bias=False), torch.empty(8192, 4096)
     >>> found = flow.predict(model, x, "grid cuda (data=8)", cluster="h100x8")
@@ -179,19 +187,7 @@ def predict(
 def predicted(step: Step, checked: Checked, batch: Any, ranks: int, jitter: Jitter | None = None) -> Prediction:
     """The prediction of a step that was checked, under a jitter, or that of its device."""
     uneven = checked.device.jitter if jitter is None else jitter
-    words = [x.numel() for x in tensors_of(batch) if not x.is_floating_point() and x.dim() == 2]
-    samples = samples_of(batch)
-    tokens, rest = max(words, default=samples), RestingBytes.of(step)
+    words, samples = words_of(batch), samples_of(batch)
+    work, rest = checked.report.work, RestingBytes.of(step)
     found = jittered(step, checked.report, uneven) if uneven else None
-    return Prediction(checked, ranks, samples, tokens, _work(step), rest, found)
-
-
-def _work(step: Step) -> dict[torch.dtype, float]:
-    """FLOPs of forward and backward of a whole batch, by dtype."""
-    logical, found = step.plan.logical, defaultdict[torch.dtype, float](float)
-    for op in logical.ops:
-        call, trained = logical.call(op), not logical.wants_grad.isdisjoint(op.numbers)
-        kernels = kernels_of(call, [trained and n in logical.wants_grad for n in op.inputs])
-        found[dtype_of(call)] += kernels.forward.flops + kernels.backward.flops
-    times = step.plan.options.micro_batches
-    return {dtype: work * times for dtype, work in found.items() if work}
+    return Prediction(checked, ranks, samples, words or samples, work, rest, found)

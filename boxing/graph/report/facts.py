@@ -4,9 +4,11 @@ Facts that nobody told (costs of ops, memory, how the choice was made) are said 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+from torch import dtype
 
 from ....sbp.logical import PART
 from ...figures import duration, volume
@@ -130,6 +132,7 @@ class GraphFacts:
     late: Sequence[str] = ()  # a line on what a step in micro-batches does once for the whole batch
     devices: str = ""  # how the seconds of the devices are known: fitted and where, or by a datasheet
     links: str = ""  # how the links are known by which it was chosen: measured and when, a preset, or a guess
+    work: Mapping[dtype, float] = field(default_factory=dict)  # FLOPs of a step of all ranks, by what computes them
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
 
     @cached_property
@@ -170,6 +173,11 @@ class GraphFacts:
     def compute(self) -> float | None:
         """Seconds of all ops, if any are known."""
         return sum(cost.seconds for cost in self.costs) if self.costs else None
+
+    @property
+    def flops(self) -> float:
+        """Floating point operations of a step, forward and backward, of all ranks; what runs again is left out."""
+        return sum(self.work.values())
 
     @property
     def moving(self) -> float:
@@ -224,6 +232,7 @@ class GraphFacts:
                 "waiting": self.waiting,
                 "course": self.course and asdict(self.course),
             },
+            "flops": {str(kind).removeprefix("torch."): many for kind, many in self.work.items()},
             "devices": self.devices,
             "links": self.links,
             "cut": self.cut,

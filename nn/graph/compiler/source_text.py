@@ -46,6 +46,11 @@ class SourceText:
     def line(self, text: str) -> None:
         self.lines.append(text)
 
+    def taken(self) -> list[str]:
+        """The lines since it was asked last."""
+        lines, self.lines = self.lines, []
+        return lines
+
     def bind(self, value: Any, hint: str) -> str:
         """The name under which the function knows an object."""
         name = self.known.get(id(value))

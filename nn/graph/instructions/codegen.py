@@ -4,17 +4,27 @@ v0_0, v0_1 = shards["x"]                  every rank that this process owns has 
 v2_0, v3_0, = f0(v0_0, v1_0)              a segment: its outputs, and what it saved
 m0 = start0((v2_0, v2_1,))                a move that goes on meanwhile
 del v2_0, v2_1
+
+While torch's profiler records, the same lines run with a span around each segment and move, so that a trace names them:
+
+with span("forward blocks.0: norm, up"):
+    v2_0, v3_0, = f0(v0_0, v1_0)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import record_function
 
 from ....boxing.graph.physical import Physical
 from ....placement.world import owned
 from ..compiler.compiled_segments import CompiledSegments
 from ..compiler.source_text import SourceText, tuple_of
 from ..lower.registers import LocalRegister
+from .instruction import Instruction
 from .order import Order
 
 __all__ = ["Bundles", "Running", "function"]
@@ -39,25 +49,64 @@ class Bundles(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Running:
     """A function of the sources' shards and the bundles it takes, to those it gives. `owns` says of all that it gives
-    in tuples whether its memory is nobody else's."""
+    in tuples whether its memory is nobody else's; `spanned` makes the function that tells a profiler what it is at."""
 
-    run: Callable[..., tuple[Any, ...]]
+    plain: Callable[..., tuple[Any, ...]]
     text: str
     owns: tuple[tuple[bool, ...], ...]
+    spanned: Callable[[], Callable[..., tuple[Any, ...]]]
+
+    @property
+    def run(self) -> Callable[..., tuple[Any, ...]]:
+        """The function to call now."""
+        return self.traced if torch.autograd.profiler._is_profiler_enabled else self.plain
+
+    @cached_property
+    def traced(self) -> Callable[..., tuple[Any, ...]]:
+        """The same with spans, made when a profiler first records it."""
+        return self.spanned()
 
 
 def function(segments: CompiledSegments, plan: Order, bundles: Bundles, name: str, *, handed: bool = False) -> Running:
     """An order as a function. `handed`: the seeds of gradients and random numbers are handed in with the sources."""
     text = SourceText(segments, plan.layouts, plan.transfers, handed)
-    written = _written(text, plan, bundles, name)
-    # Under this name records take a line of it for ours, and look further out for the user's.
-    exec(compile(written, f"{__file__} ({name})", "exec"), text.bound)
+    body = _body(text, plan, bundles)
+    written, plain = _made(name, bundles, [line for lines in body for line in lines.lines], text.bound)
     gives = [[n for y in given for n in text.all_names(y)] for given in bundles.gives if isinstance(given, tuple)]
     owns = tuple(tuple(n not in text.borrowed for n in names) for names in gives)
-    return Running(text.bound[name], written, owns)
+
+    def spanned() -> Callable[..., tuple[Any, ...]]:
+        known = {**text.bound, "span": record_function}
+        return _made(name, bundles, [line for lines in body for line in lines.spanned(text)], known)[1]
+
+    return Running(plain, written, owns, spanned)
 
 
-def _written(text: SourceText, plan: Order, bundles: Bundles, name: str) -> str:
+class _Lines(NamedTuple):
+    """Lines of a function, and the instruction that they are of."""
+
+    lines: list[str]
+    do: Instruction | None = None
+
+    def spanned(self, text: SourceText) -> list[str]:
+        """The same in a span, where a trace shows them."""
+        title = self.do.title(text) if self.do is not None and self.lines else ""
+        return [f"with span({title!r}):", *(f"    {line}" for line in self.lines)] if title else self.lines
+
+
+def _made(
+    name: str, bundles: Bundles, lines: Sequence[str], known: dict[str, Any]
+) -> tuple[str, Callable[..., tuple[Any, ...]]]:
+    """A function of these lines: its text, and itself."""
+    takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
+    written = "\n    ".join([f"def {name}(shards{takes}):", *lines]) + "\n"
+    # Under this name records take a line of it for ours, and look further out for the user's.
+    exec(compile(written, f"{__file__} ({name})", "exec"), known)
+    made: Callable[..., tuple[Any, ...]] = known[name]
+    return written, made
+
+
+def _body(text: SourceText, plan: Order, bundles: Bundles) -> list[_Lines]:
     for source in _sources(text.graph, plan, bundles):
         if owned(plan.layouts[source].placement):
             text.line(f"{text.targets(source)} = shards[{source!r}]")
@@ -66,13 +115,14 @@ def _written(text: SourceText, plan: Order, bundles: Bundles, name: str) -> str:
         text.borrowed.update(names)
         if names:
             text.line(f"{text.makes(names)} = in{at}")
+    body = [_Lines(text.taken())]
     for do in plan.todo:
         do.source(text)
+        body.append(_Lines(text.taken(), do))
     for mine in sorted({n for y in plan.grads.values() for n in text.names(y)} & text.borrowed):
         text.line(f"{mine} = own({mine})")  # the caller may change it in place
-    takes = "".join(f", in{at}" for at in range(len(bundles.takes)))
     text.line(f"return {tuple_of(_given(text, each) for each in bundles.gives)}")
-    return "\n    ".join([f"def {name}(shards{takes}):", *text.lines]) + "\n"
+    return [*body, _Lines(text.taken())]
 
 
 def _given(text: SourceText, registers: tuple[LocalRegister, ...] | Mapping[str, LocalRegister]) -> str:

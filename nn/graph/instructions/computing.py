@@ -6,8 +6,10 @@ A gradient comes in parts, one from each that uses its value, which are added up
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from itertools import accumulate
+from typing import Any, ClassVar, TypeAlias
 
+from ....boxing.graph.physical import Op
 from ....placement.world import owned
 from ....sbp import Layout
 from ..compiler.backends import Function
@@ -21,21 +23,44 @@ from .instruction import Instruction, Storages
 
 __all__ = [
     "AddPart", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient", "SegmentWork",
+    "modules_of",
 ]  # fmt: skip
 
 BackwardPart: TypeAlias = tuple[Sequence[str], Function | None, Sequence[int], Sequence[bool]]
 
 
 class SegmentWork(Instruction):
-    """A segment at work, beside which moves go on."""
+    """A segment at work, beside which moves go on; `way` says which way through it."""
+
+    way: ClassVar[str]
 
     def segment(self, stages: Sequence[Stage]) -> Segment:
         stage = stages[self.number]
         assert isinstance(stage, Segment)
         return stage
 
+    def title(self, text: SourceText) -> str:
+        return f"{self.way}{' again' * self.again} {modules_of(self.segment(text.stages).ops)}"
+
+
+def modules_of(ops: Iterable[Op]) -> str:
+    """The modules of ops: the innermost one around all of them, and those inside it.
+
+    >>> from types import SimpleNamespace as Some
+    >>> modules_of([Some(origin=Some(module=name)) for name in ("blocks.0.norm", "blocks.0", "blocks.0.mlp.up")])
+    'blocks.0: norm, mlp.up'
+    """
+    names = list(dict.fromkeys(op.origin.module for op in ops))
+    around = list(accumulate(names[0].split("."), "{}.{}".format)) if len(names) > 1 else []
+    home = max((at for at in around if all(f"{name}.".startswith(f"{at}.") for name in names)), key=len, default="")
+    inside = [name.removeprefix(home).removeprefix(".") for name in names]
+    said = ", ".join(filter(None, inside))
+    return ": ".join(filter(None, (home, said))) or "the model itself"
+
 
 class Forward(SegmentWork, word="run"):
+    way = "forward"
+
     @property
     def again(self) -> bool:
         return not self.writes or super().again  # it writes nothing that only its own backward reads
@@ -79,6 +104,8 @@ class Forward(SegmentWork, word="run"):
 class Backward(SegmentWork, word="grad"):
     """A backward, called with what was saved, inputs that it takes again, and gradients that came."""
 
+    way = "backward"
+
     def part(self, text: SourceText, rank: int) -> BackwardPart:
         """The names of inputs that ranks here take again, and on one rank the function, which of the segment's inputs
         it takes, and whether the memory of what it makes is nobody else's."""
@@ -121,6 +148,7 @@ class Backward(SegmentWork, word="grad"):
 class FirstHalf(Backward, word="first"):
     """The gradients of what came in, and last the rest for the second half."""
 
+    way = "backward of inputs"
     effect = Instruction.effect
 
     def part(self, text: SourceText, rank: int) -> BackwardPart:
@@ -131,6 +159,7 @@ class FirstHalf(Backward, word="first"):
 class SecondHalf(Backward, word="second"):
     """The second half of a backward: the gradients of weights, made from the rest."""
 
+    way = "backward of weights"
     effect = Instruction.effect
 
     def part(self, text: SourceText, rank: int) -> BackwardPart:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ....placement.world import owned
 from ....sbp import Layout
 from ...eager_parts.part import EagerPart, Shards
 from ..compiler.source_text import SourceText, tuple_of
 from ..lower.segments import PartStage, Stage
+from .computing import modules_of
 from .instruction import Instruction, Storages
 
 __all__ = ["PartBackward", "RunPart"]
@@ -17,14 +18,21 @@ __all__ = ["PartBackward", "RunPart"]
 class PartWork(Instruction):
     """An eager part at work."""
 
+    way: ClassVar[str]
+
     def stage(self, stages: Sequence[Stage]) -> PartStage:
         stage = stages[self.number]
         assert isinstance(stage, PartStage)
         return stage
 
+    def title(self, text: SourceText) -> str:
+        return f"{self.way} {modules_of([self.stage(text.stages).op])}, eagerly"
+
 
 class RunPart(PartWork, word="part"):
     """The part itself. What it saves is what torch's autograd keeps, and an object of the process."""
+
+    way = "forward"
 
     def source(self, text: SourceText) -> None:
         stage, graph = self.stage(text.stages), text.graph
@@ -51,6 +59,8 @@ class RunPart(PartWork, word="part"):
 
 class PartBackward(PartWork, word="part grad"):
     """The gradients of what went in, by torch's autograd of the run."""
+
+    way = "backward"
 
     def source(self, text: SourceText) -> None:
         stage = self.stage(text.stages)

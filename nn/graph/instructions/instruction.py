@@ -154,6 +154,10 @@ class Instruction(ABC):
     def source(self, text: SourceText) -> None:
         """Write the lines of Python that do it on the ranks owned here."""
 
+    def title(self, text: SourceText) -> str:
+        """The name of its work in a profiler's trace; none where it has next to nothing to do."""
+        return ""
+
     def effect(self, memory: Storages) -> None:
         """Take and free the memory that it does on a rank: each register that it writes takes its own."""
         for register in self.writes:

@@ -1,5 +1,7 @@
 """Moves as instructions: made at once, or started and waited for; of one tensor, a bucket, or in fewer bytes."""
 
+from typing import ClassVar
+
 from ....boxing import box_async
 from ....boxing.exchange.filled_rows import box_filled
 from ....boxing.plan import plan
@@ -11,9 +13,23 @@ from .instruction import Instruction, Storages
 
 __all__ = ["DecodeHop", "EncodeHop", "MoveInstruction", "MoveNow", "NextExchange", "Pause", "StartMove", "WaitForMove"]
 
+NAMED = 2  # values of a bucket that a trace names
+
 
 class MoveInstruction(Instruction):
     """A move; `number` is that of the transfer."""
+
+    way: ClassVar[str]
+
+    def title(self, text: SourceText) -> str:
+        transfer = text.transfers[self.number]
+        if not (transfer.here and transfer.sends):
+            return ""
+        moved = [x for x in (*self.writes, *self.reads) if x.kind not in ("moving", "holders")][: len(transfer.pairs)]
+        names = [f"{'gradient of ' * x.is_gradient}{(x.of or x).partition('@')[0]}" for x in moved]
+        values = ", ".join(names[:NAMED]) + f" and {len(names) - NAMED} more" * (len(names) > NAMED)
+        src, dst = transfer.pairs[0]
+        return f"{self.way} {values}: {src.lie} -> {dst.lie} by {transfer.plans[0].route}"
 
     def moved(self, memory: Storages) -> tuple[list[int], list[int]]:
         """The storages of moved values, and of those that arrive; a view that arrives has the storage moved."""
@@ -31,6 +47,8 @@ class MoveInstruction(Instruction):
 
 
 class MoveNow(MoveInstruction, word="box"):
+    way = "move"
+
     def source(self, text: SourceText) -> None:
         transfer = text.transfers[self.number]
         if not transfer.here:
@@ -66,6 +84,8 @@ class MoveNow(MoveInstruction, word="box"):
 
 
 class StartMove(MoveInstruction, word="start"):
+    way = "start to move"
+
     def source(self, text: SourceText) -> None:
         transfer = text.transfers[self.number]
         if transfer.here:
@@ -81,6 +101,8 @@ class StartMove(MoveInstruction, word="start"):
 
 
 class WaitForMove(MoveInstruction, word="wait"):
+    way = "wait for"
+
     def source(self, text: SourceText) -> None:
         transfer = text.transfers[self.number]
         if transfer.here:

@@ -55,7 +55,7 @@ class BoundTask:
             (*(low.bundles[register].sent for register in gives), own.values, own.sums),
         )
         made = variant.running(str(name), own.todo, bundles, pauses=pauses)
-        self.run, self.owns = made.run, made.owns[-1]
+        self.made, self.owns = made, made.owns[-1]
         self.moves = any(goes_on(do, variant.tasks.transfers) for do in own.todo)
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
@@ -160,7 +160,7 @@ class BoundTasks:
         held = firing.held
         bundles = [held[at][0].value if carry is None else carry(held[at][0].value) for at, carry in entry.takes]
         shards = self.weights.step.shards[k]
-        return entry.run(self.weights.seen(shards, firing, self.keys[k], entry.name), *bundles)
+        return entry.made.run(self.weights.seen(shards, firing, self.keys[k], entry.name), *bundles)
 
     def done(self, entry: BoundTask, k: int, made: Sequence[Any], out: list[Any]) -> None:
         """Hand on what a task has made."""

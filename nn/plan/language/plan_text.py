@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
+from ....boxing.html import code
 from ....placement.errors import SbpError
 from .lines import Line, conflict, wrong
 from .read import BYTES, read
@@ -108,6 +109,9 @@ class PlanText:
     def __repr__(self) -> str:
         kind = type(self).__name__
         return f"{kind}.read({self.text!r})" if len(self.text) < 200 else f"<{kind} of {len(self.lines)} lines>"
+
+    def _repr_html_(self) -> str:
+        return code(self.text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.text, self.name)

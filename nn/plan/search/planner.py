@@ -7,7 +7,7 @@ more than one of them that fits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf, prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....boxing.figures import duration, volume
+from ....boxing.html import paragraph, table
 from ....placement import Cluster, cluster, default_cluster
 from ....placement.device import card_here
 from ....placement.errors import SbpError
@@ -24,7 +25,7 @@ from ....sbp import Layout
 from ...explanations.step_report import explained
 from ...graph.capture.surroundings.garbage import uncollected
 from ..answer import answer
-from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_of
+from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_a_sample
 from ..grids import grids_of
 from ..language.plan_text import PlanText
 from ..language.statements import ExpectAtMost, Grid, Limit
@@ -67,6 +68,11 @@ class FoundPlan(Plan):
         by = self.checked.report.devices
         head = [f"found: {best}{proved}", *([f"  priced by {by}"] if by else ())]
         return "\n".join([*head, *(f"  {one}" for one in self.runners_up)])
+
+    def _repr_html_(self) -> str:
+        tried = [(one.name, duration(one.seconds) if isfinite(one.seconds) else "", one.why) for one in self.runners_up]
+        said = paragraph(self.table().splitlines()[0], strong=True) + super()._repr_html_()
+        return said + (table(("tried", "at least", "why not"), tried, (1,)) if tried else "")
 
 
 def plan(
@@ -164,7 +170,7 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
     """The degrees that were tried, and a remark on the limit."""
     assert said is not None
     kind, size, node = _ranks_of(said, asked.cluster, asked.ranks)
-    space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node, words_of(asked.batch))
+    space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node, words_a_sample(asked.batch))
     limit, source = _limit(said, asked.memory, default_cluster(space.kind).device)
     trying = asked.trying(size, limit)
     optimizer = asked.optimizer
