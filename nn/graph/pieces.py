@@ -6,6 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from ...actors.protocol.simulate import Simulation
 from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
 from ...boxing.exchange.execute import threads_exchange
@@ -23,7 +24,7 @@ from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import BatchDraw, Micro
 from .optimizer.late_mean import wide_dtype
 from .options import Options
-from .run.costs import chunk_costs, course, once, step_costs
+from .run.costs import MicroBatches, chunk_costs, course, once, step_costs
 from .run.footprint import footprint
 from .run.late_graph import LateGraph
 from .run.network import shape_of
@@ -175,25 +176,30 @@ class Pieces:
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""
-        with self.first.graph.priced():
-            return self._course()
+        one = self.first
+        with one.graph.priced():
+            weights = self.proved.weights
+            more = once(one.graph, one.decided, one.variant.where, homed=weights.alone, steps=weights.steps)
+            return course(self._through, more)
 
-    def _course(self) -> Course:
-        one, pieces, weights = self.first, self.batch.pieces, self.proved.weights
-        parts = one.graph, one.decided, one.variant.where
-        ends = weights.ends(step_costs(one.graph, one.decided))
-        more = once(*parts, homed=weights.alone, steps=weights.steps)
+    def simulation(self) -> Simulation:
+        """The tasks of that course, on a clock in seconds."""
+        with self.first.graph.priced():
+            return self._through.simulated()
+
+    @property
+    def _through(self) -> MicroBatches:
+        one = self.first
         routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
-        return course(
+        return MicroBatches(
             self.options.policy,
             routes,
             self.costs() * len(routes),
-            len(pieces) // self.batch.slices,
-            slices=self.batch.slices,
-            trains=self.trains,
-            more=more,
-            inside=moving(self.proved.tasks.values()),
-            ends=ends,
+            len(self.batch.pieces) // self.batch.slices,
+            self.batch.slices,
+            self.trains,
+            moving(self.proved.tasks.values()),
+            self.proved.weights.ends(step_costs(one.graph, one.decided)),
         )
 
 
