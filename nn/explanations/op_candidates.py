@@ -1,5 +1,6 @@
 """Candidates of ops: every signature that each could have had, with its seconds and those of the moves around it."""
 
+from collections.abc import Callable
 from math import isfinite
 
 from ...boxing.graph.report.walked import Candidates, CandidateSeconds
@@ -11,25 +12,26 @@ from ..graph.passes import said
 __all__ = ["candidates_of"]
 
 
-def candidates_of(decided: Decided) -> dict[str, Candidates]:
-    """Those of every op, by the value that it makes first; in micro-batches, seconds are of one. What is forbidden as
-    its neighbours lie is left out."""
-    posed, choice = decided.formulated, decided.solution.choice
+def candidates_of(decided: Decided) -> Callable[[str], Candidates | None]:
+    """A function that gives those of an op, by the value that it makes first: a page asks for one of equal layers. In
+    micro-batches, seconds are of one. What is forbidden as its neighbours lie is left out."""
+    posed, choice, ops = decided.formulated, decided.solution.choice, decided.logical.ops
     nearby = Nearby(posed.problem.priced(decided.solution.share))
-    found: dict[str, Candidates] = {}
-    for at, node in enumerate(posed.nodes):
-        if node.kind != "op" or is_pin_alone(decided.logical.ops[node.index]):
-            continue
-        name, own = decided.made_by(node.index), choice[at]
+    nodes = [(at, node) for at, node in enumerate(posed.nodes) if node.kind == "op"]
+    at_of = {decided.made_by(node.index): at for at, node in nodes if not is_pin_alone(ops[node.index])}
+
+    def found(name: str) -> Candidates | None:
+        if name not in at_of:
+            return None
+        at = at_of[name]
+        node, own, seconds = posed.nodes[at], choice[at], nearby.seconds(at, choice)
         axes = len(decided.graph.layout(name).placement.shape)
-        seconds = nearby.seconds(at, choice)
         kept = [k for k in range(len(node.candidates)) if k == own or isfinite(seconds[k])]
-        rows = []
-        for k in kept:
-            alone = posed.own(node, k)
-            more = float(seconds[k] - seconds[own]) / posed.rounds.times
-            rows.append(
-                CandidateSeconds(said(node.candidates[k], axes), alone, more - (alone - posed.own(node, own)))
-            )
-        found[name] = Candidates(tuple(rows), kept.index(own))
+        alone = {k: posed.own(node, k) for k in kept}
+        more = {k: float(seconds[k] - seconds[own]) / posed.rounds.times for k in kept}
+        rows = (
+            CandidateSeconds(said(node.candidates[k], axes), alone[k], more[k] - alone[k] + alone[own]) for k in kept
+        )
+        return Candidates(tuple(rows), kept.index(own))
+
     return found

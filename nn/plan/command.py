@@ -6,6 +6,7 @@ python -m sbpflow plan LlamaForCausalLM my.plan --cluster h100x8*2  checks one
 python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table over counts of cards
 python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
 python -m sbpflow diff a.plan b.plan
+python -m sbpflow diff --html a.plan b.plan LlamaForCausalLM    a page of both side by side
 python -m sbpflow simulate LlamaForCausalLM my.plan
 """
 
@@ -13,10 +14,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from ...boxing.graph.report.page_diff import page_of_two
 from ...placement.errors import SbpError
 from .cards import card_kinds
 from .check import planned_step, priced_by, stepped
-from .language.diff import diff
+from .language.diff import PlanDiff, diff
 from .plan import Plan
 from .plan_command import checked, named, run_plan
 from .search.degrees import THINGS
@@ -50,7 +52,10 @@ def add_commands(commands: Any) -> None:
     differing = commands.add_parser("diff", help="show what two plans say differently")
     differing.add_argument("a", type=Path)
     differing.add_argument("b", type=Path)
-    differing.add_argument("--model", metavar="MODEL", help="also what each costs for a model")
+    differing.add_argument("named", metavar="MODEL", nargs="?", help="also what each costs for a model")
+    differing.add_argument("--model", metavar="MODEL", help="the same, by its name")
+    differing.add_argument("--html", action="store_true", help="a page of both side by side, for a model")
+    differing.add_argument("-o", "--out", type=Path, default=Path("diff.html"), metavar="FILE", help="(diff.html)")
     _batch_of(differing)
 
 
@@ -103,12 +108,33 @@ def _draw(asked: Namespace) -> None:
 
 
 def _diff(asked: Namespace) -> None:
-    a, b = Plan.load(asked.a), Plan.load(asked.b)
-    print(diff(a, b))
-    if asked.model:
-        of = named(asked, asked.model)
+    a, b, model = Plan.load(asked.a), Plan.load(asked.b), asked.model or asked.named
+    said = diff(a, b)
+    if asked.html:
+        _diff_page(asked, said, a, b, model)
+        return
+    print(said)
+    if model:
+        of = named(asked, model)
         for path in (asked.a, asked.b):
             print(checked(asked, of, path).checked)
+
+
+def _diff_page(asked: Namespace, said: PlanDiff, a: Plan, b: Plan, model: str | None) -> None:
+    """Write the page of two plans, whose steps are planned for a model."""
+    if model is None:
+        raise SbpError(
+            "diff --html draws the steps of both plans, so it needs a model\n"
+            f"  name it: python -m sbpflow diff --html {asked.a} {asked.b} MODEL"
+        )
+    of = named(asked, model)
+    with priced_by(asked.cluster):
+        plans = [stepped(each, of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)[1] for each in (a, b)]
+    lines = [(row.change, str(row.a or ""), str(row.b or "")) for row in said.rows]
+    one, other = (each.report for each in plans)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(page_of_two((str(asked.a), str(asked.b)), lines, one, other), encoding="utf-8")
+    print(f"drew {asked.out}")
 
 
 def _simulate(asked: Namespace) -> None:

@@ -58,6 +58,7 @@ class _PageData:
         self.folded = FoldedGraph(facts.graph)
         self.text, self.tables = _Pool(), _Pool()
         self.costs = {id(op): cost for op, cost in priced_ops(facts.graph, facts.costs) if cost}
+        self.limited = facts.memory is not None and facts.memory.limit is not None
         self.moves = [row for row in facts.moves if not row.free]
         keys = ((row.direction, end, at) for at, row in enumerate(self.moves) for end in row.ends)
         self.move_at = {(direction, end): at for direction, end, at in keys}
@@ -129,9 +130,9 @@ class _PageData:
         told: Json = {}
         if cost is not None:
             told |= {"seconds": _rounded(cost.seconds), "backward": _rounded(cost.backward)}
-        found = self.walked.candidates.get(step.outputs[0].name)
+        found = self.walked.candidates(step.outputs[0].name)
         if found is not None:
-            told |= {"candidates": self._table(found), "why": self.text(_why(found, step))}
+            told |= {"candidates": self._table(found), "why": self.text(_why(found, step, limited=self.limited))}
         elif cost is not None and cost.runner_up:
             told["why"] = self.text(_runner_up(cost))
         return told
@@ -248,22 +249,22 @@ def _notes(facts: GraphFacts) -> Iterator[tuple[str, str]]:
         yield "recomputed", f"{again} ops in {regions} regions run again in the backward"
 
 
-def _why(found: Candidates, step: Op) -> str:
+def _why(found: Candidates, step: Op, *, limited: bool) -> str:
     """Why an op has the signature that it has, in a sentence."""
-    order, many = found.order, len(found.rows)
-    if many == 1:
-        return "It could have no other: its rule, or the plan, leaves this one."
+    order = found.order
+    if len(order) == 1:
+        return "It could have no other as its neighbours lie: its rule, or the plan, leaves this one."
     best = order[0]
     if best == found.chosen:
-        other = order[1]
-        more = found.more(other)
+        other, more = found.rows[order[1]].signature, found.more(order[1])
         if more <= 0:
-            return f"No other is cheaper; {found.rows[other].signature} costs as much."
-        return f"The cheapest as its neighbours lie: {found.rows[other].signature} would take {duration(more)} longer."
-    alike = "equal layers choose alike" if step.origin.block else "moves may hide beside other ops"
+            return f"No other is cheaper; {other} costs as much."
+        return f"The cheapest as its neighbours lie; the next, {other}, would take {duration(more)} longer."
+    alike = ", equal layers alike" if step.origin.block else ""
+    within = ", within the memory that there is" if limited else ""
     less = duration(-found.more(best))
-    said = f"By itself {found.rows[best].signature} would take {less} less, but all choose together: memory is limited"
-    return f"{said}, or {alike}."
+    other = found.rows[best].signature
+    return f"By itself {other} would take {less} less, but signatures are chosen together{alike}{within}."
 
 
 def _runner_up(cost: Cost) -> str:

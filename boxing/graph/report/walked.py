@@ -3,8 +3,8 @@
 They take time to work out, so that a report has a function that gives them, and asks it once its page is wanted.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = ["Candidates", "CandidateSeconds", "MemoryCourse", "MemoryMark", "ScheduledTask", "TaskSchedule", "Walked"]
@@ -81,10 +81,10 @@ class TaskSchedule:
 
 @dataclass(frozen=True)
 class Walked:
-    """All of that of one step. Candidates are by the name of what an op makes first; `chunks` has the values that each
-    chunk makes."""
+    """All of that of one step. `candidates` gives those of an op by the name of what it makes first, where they are
+    known; `chunks` has the values that each chunk makes."""
 
-    candidates: Mapping[str, Candidates] = field(default_factory=dict)
+    candidates: Callable[[str], Candidates | None] = lambda name: None
     memory: MemoryCourse | None = None
     schedules: Sequence[TaskSchedule] = ()
     chunks: Sequence[Sequence[str]] = ()

@@ -191,7 +191,7 @@
     name(at) {
       const node = this.nodes[at];
       const path = node.group === null ? "" : this.groups[node.group].path;
-      return path ? `${path}  ${node.label}` : node.label;
+      return path ? `${path} › ${node.label}` : node.label;
     }
 
     text(at) {
@@ -284,7 +284,7 @@
       const { clientWidth: w, clientHeight: tall } = this.canvas;
       if (!w || !tall) return;
       // What would be too small to read begins at its start instead.
-      const scale = Math.min(1.1, Math.max(w < 600 ? 0.5 : 0.62, Math.min((w - 32) / this.size.w, (tall - 32) / this.size.h)));
+      const scale = Math.min(1.1, Math.max(this.size.w > 2 * this.size.h || w < 600 ? 0.46 : 0.62, Math.min((w - 32) / this.size.w, (tall - 32) / this.size.h)));
       const [x, y] = [[w, this.size.w], [tall, this.size.h]].map(([room, size]) => Math.max(16, (room - size * scale) / 2));
       this.move(d3.zoomIdentity.translate(x, y).scale(scale));
     }
@@ -342,10 +342,17 @@
       this.centre(key, true);
     }
 
-    select(key, quiet = false) {
+    /** The same of another plan, by its name. */
+    revealAlike(thing) {
+      const names = thing.key[0] === "n" ? this.model.nodes.map((_, at) => this.model.name(at)) : this.model.groups.map((group) => group.path || group.title);
+      const at = names.indexOf(thing.text);
+      if (at >= 0) this.reveal(`${thing.key[0]}${at}`);
+    }
+
+    select(key) {
       this.selected = key;
       this.mark();
-      if (!quiet) this.shows(this, key);
+      this.shows(this, key);
     }
 
     click(event) {
@@ -452,15 +459,15 @@
     if (key[0] === "g") {
       const group = model.groups[at], seconds = model.seconds(at);
       const ops = sum(group.inside.map((node) => (model.nodes[node].kind === "op" ? 1 : 0)));
-      return [group.title + (group.times > 1 ? ` × ${group.times}` : ""), `${some(ops, "op")}${seconds ? `  ${duration(seconds)}` : ""}`];
+      return [group.title + (group.times > 1 ? ` × ${group.times}` : ""), `${some(ops, "op")}${seconds ? ` · ${duration(seconds)}` : ""}`];
     }
     const node = model.nodes[at];
     if (node.kind === "move") {
       const row = model.plan.moves[(node.moves ?? [])[0]];
-      return [node.label, row ? `${volume(row.bytes)}  ${duration(row.seconds)}${node.back ? "  in the backward" : ""}` : ""];
+      return [node.label, row ? `${volume(row.bytes)} · ${duration(row.seconds)}${node.back ? " · backward" : ""}` : ""];
     }
     const made = node.outputs?.[0];
-    return [node.label, made ? `${model.text(made[1])}  ${model.text(made[3])}` : ""];
+    return [node.label, made ? `${model.text(made[1])} · ${model.text(made[3])}` : ""];
   }
 
   function sized(model, key) {
@@ -470,16 +477,19 @@
     return { width: Math.ceil(wide), height: 30 + (second ? 16 : 0) + (badges ? 20 : 0) };
   }
 
+  /** A move in a few letters: those of its first collective, with a mark if it is of the backward or the update. */
+  function shortName(row) {
+    const kind = row.route.split(" ")[0];
+    return `${DATA.short[kind] ?? kind}${row.direction === "backward" || row.direction === "update" ? "'" : ""}`;
+  }
+
   /** The kinds of moves at an op or inside of a group, each with how many there are. */
   function badgesOf(model, key) {
     if (key[0] === "n" && model.nodes[Number(key.slice(1))].kind !== "op") return [];
     const found = new Map();
     for (const at of model.movesIn(key)) {
-      const row = model.plan.moves[at], kind = row.route.split(" ")[0], back = row.direction === "backward" || row.direction === "update";
-      const name = `${DATA.short[kind] ?? kind}${back ? "'" : ""}`;
-      const known = found.get(name) ?? { name, look: row.look, back, many: 0, move: at };
-      known.many += 1;
-      found.set(name, known);
+      const row = model.plan.moves[at], name = shortName(row);
+      if (!found.has(name)) found.set(name, { name, look: row.look, back: name.endsWith("'"), move: at });
     }
     return [...found.values()].slice(0, 5);
   }
@@ -603,7 +613,7 @@
   function moveLink(drawing, at) {
     const row = drawing.model.plan.moves[at];
     return h("button", { class: "row", onclick: () => drawing.shows(drawing, `m${at}`) },
-      chip(row.route, row.look, row.direction !== "forward"), h("span", {}, `${row.direction}  ${volume(row.bytes)}  ${duration(row.seconds)}`));
+      h("span", { title: row.route }, chip(shortName(row), row.look, row.direction !== "forward"), ` ${row.name}`), h("span", {}, `${volume(row.bytes)} · ${duration(row.seconds)}`));
   }
 
   function nodeDetails(drawing, at) {
@@ -707,8 +717,8 @@
 
   /** A field that finds ops, modules, moves and lines by any part of their words. */
   class Search {
-    constructor(drawing) {
-      this.drawing = drawing;
+    constructor(drawings) {
+      [this.drawing, ...this.others] = drawings;
       this.at = 0;
       this.field = h("input", { type: "search", placeholder: "search ops, modules, lines, moves", "aria-label": "search", autocomplete: "off", spellcheck: "false", role: "combobox", "aria-expanded": "false" });
       this.list = h("ul", { class: "found", role: "listbox", hidden: true });
@@ -724,7 +734,7 @@
       this.known ??= [
         ...model.groups.map((group, at) => ({ key: `g${at}`, kind: group.kind, text: group.path || group.title, words: `${group.title} ${group.path}` })),
         ...model.nodes.map((node, at) => ({ key: `n${at}`, kind: node.kind, text: model.name(at), words: [model.name(at), node.op, model.text(node.module), model.text(node.line), ...(node.parameters ?? []).map((each) => model.text(each[0]))].join(" ") })),
-        ...model.plan.moves.map((row, at) => ({ key: `m${at}`, kind: row.direction, text: `${row.name}  ${row.route}`, words: [row.name, row.route, ...row.members].join(" ") })),
+        ...model.plan.moves.map((row, at) => ({ key: `m${at}`, kind: row.direction, text: `${row.name}: ${row.route}`, words: [row.name, row.route, ...row.members].join(" ") })),
       ].map((thing) => ({ ...thing, words: thing.words.toLowerCase() }));
       return this.known;
     }
@@ -764,7 +774,10 @@
         const home = this.drawing.model.nodes.findIndex((node) => node.moves?.includes(Number(thing.key.slice(1))));
         if (home >= 0) this.drawing.reveal(`n${home}`);
         this.drawing.shows(this.drawing, thing.key);
-      } else this.drawing.reveal(thing.key);
+      } else {
+        this.others.forEach((other) => other.revealAlike(thing));
+        this.drawing.reveal(thing.key);
+      }
       this.close();
       this.drawing.canvas.focus();
     }
@@ -1028,7 +1041,7 @@
   function start() {
     const panel = new Panel(), names = DATA.diff?.names ?? [DATA.plans[0].name];
     const drawings = DATA.plans.map((plan, at) => new Drawing(plan, names[at], (drawing, key, focus) => panel.show(drawing, key, focus)));
-    const search = new Search(drawings[0]);
+    const search = new Search(drawings);
     const graphs = h("div", { class: "graphs" }, drawings.map((drawing) => h("div", { class: "graph-of" }, drawings.length > 1 ? h("h3", {}, drawing.name) : null, drawing.element)));
     APP.replaceChildren(
       ...(DATA.diff ? [h("h1", {}, `${names[0]} and ${names[1]}`), h("div", { class: "two" }, drawings.map((drawing) => head(drawing.model.plan, drawing.name))), differences(DATA.diff, drawings)] : [head(DATA.plans[0], names[0])]),
