@@ -37,7 +37,9 @@ def chunk_values(pieces: Pieces) -> list[list[str]]:
     return found
 
 
-def _tasks(firings: Iterable[Ran], wire: Callable[[str], bool] = is_wire, start: float = 0.0) -> Iterator[ScheduledTask]:
+def _tasks(
+    firings: Iterable[Ran], wire: Callable[[str], bool] = is_wire, start: float = 0.0
+) -> Iterator[ScheduledTask]:
     for ran in sorted(firings, key=lambda ran: (ran.queue, ran.start)):
         found = [TASK.fullmatch(name) for name, _ in ran.parts]
         chunks = tuple(int(task[2]) for task in found if task)

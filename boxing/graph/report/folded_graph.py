@@ -1,8 +1,8 @@
 """A graph as a page draws it: ops and moves in groups that fold, where equal blocks are told once.
 
-    group   a stage, a module, or a block that stands for others: `layers.0 to 31`, 32 times
-    node    an op, a move of a value, an input or the result; copies of parameters stand with the op that takes them
-    edge    a value on its way from one node to another, as it arrives there
+group   a stage, a module, or a block that stands for others: `layers.0 to 31`, 32 times
+node    an op, a move of a value, an input or the result; copies of parameters stand with the op that takes them
+edge    a value on its way from one node to another, as it arrives there
 """
 
 from collections import Counter
@@ -255,5 +255,3 @@ def _ranks(place: Placement) -> str:
     'cpu:[4-7]'
     """
     return str(place).partition(" as ")[0]
-
-

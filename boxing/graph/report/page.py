@@ -19,6 +19,7 @@ from .vendored import scripts
 __all__ = ["embedded", "page", "pages"]
 
 STATIC = Path(__file__).parent / "static"
+SCRIPT = ("words", "model", "shapes", "drawing", "details", "search", "charts", "tables", "start")
 # What could end a script or a line of it, or be no XML.
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -47,7 +48,7 @@ def pages(title: str, plans: Sequence[GraphFacts], diff: Mapping[str, Any] | Non
             f'<body><div id="app"><h1>{name}</h1><p>This page needs JavaScript, and nothing from elsewhere.</p></div>',
             f'<script type="application/json" id="data">{embedded(data)}</script>',
             f"<script>//<![CDATA[\n{scripts()}\n//]]></script>",
-            f"<script>//<![CDATA[\n{_static('walk.js')}\n//]]></script>",
+            f"<script>//<![CDATA[\n{_script()}\n//]]></script>",
             "</body></html>\n",
         ]
     )
@@ -70,6 +71,11 @@ def _map(facts: GraphFacts) -> str:
 
 def _chips() -> str:
     return families(lambda name, ink, fill: f".look-{name}{{--fill:{fill};--ink:{ink}}}")
+
+
+def _script() -> str:
+    """The page's own script: its parts, one behind the other, in a scope of their own."""
+    return '"use strict";\n(() => {\n' + "\n".join(_static(f"{part}.js") for part in SCRIPT) + "})();"
 
 
 @cache

@@ -291,4 +291,3 @@ def _link(move: Move, cluster: Cluster) -> str:
 def _rounded(value: float, digits: int = 4) -> float:
     """So many digits of a number, which is all that a page shows."""
     return float(f"{value:.{digits}g}")
-

@@ -151,8 +151,8 @@ def step_costs(graph: Physical, decided: Decided) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The way of m micro-batches through the stages, and of the ends of chunks, with the costs of each chunk. Tasks with
-    moves `inside` run together with others, where the schedule says so."""
+    """The way of m micro-batches through the stages, and of the ends of chunks, with the costs of each chunk. Tasks
+    with moves `inside` run together with others, where the schedule says so."""
 
     schedule: Schedule
     routes: Sequence[Chunks]

@@ -41,7 +41,9 @@ def opened(page: Path, width: int = 1440, *, dark: bool = False) -> Iterator[Any
         tab = browser.new_page(viewport=size, color_scheme="dark" if dark else "light")
         tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
         tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda asked: None if asked.url.startswith("file:") else said.append(f"asked for {asked.url}"))
+        tab.on(
+            "request", lambda asked: None if asked.url.startswith("file:") else said.append(f"asked for {asked.url}")
+        )
         tab.goto(page.resolve().as_uri())
         tab.wait_for_selector("#app.ready .box")
         yield tab
@@ -60,6 +62,7 @@ def walked_report(graph: Physical) -> Report:
         ScheduledTask(f"device {k % 2}", f"{kind}{k}", kind, k * 1e-3, (k + 1) * 1e-3, (k % 2,))
         for k, kind in enumerate("FFBB")
     ]
+    tasks.sort(key=lambda task: (task.queue, task.start))
     walked = Walked(
         lambda name: Candidates(rows, 0) if name in names else None,
         MemoryCourse(1, 20 * MIB, 40 * MIB, marks),
