@@ -18,13 +18,14 @@ TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
 def task_schedules(pieces: Pieces) -> Iterator[TaskSchedule]:
     """The simulated schedule, and the real one where this process has run all of it."""
-    yield TaskSchedule("simulated", tuple(_tasks(pieces.simulation().firings)))
+    count = len(pieces.first.variant.where.group)  # a second route numbers its chunks from there on
+    yield TaskSchedule("simulated", tuple(_tasks(pieces.simulation().firings, count)))
     if world().rank is None and pieces.program.outcome is not None:
         ran = timeline(pieces.program)
         if ran is not None:
-            firings = [(each.queue, each) for _, each in ran.step.records]
-            start = min((each.start for _, each in firings), default=0.0)
-            yield TaskSchedule("real", tuple(_tasks([each for _, each in firings], ran.wire, start)))
+            firings = [each for _, each in ran.step.records]
+            start = min((each.start for each in firings), default=0.0)
+            yield TaskSchedule("real", tuple(_tasks(firings, count, ran.wire, start)))
 
 
 def chunk_values(pieces: Pieces) -> list[list[str]]:
@@ -38,10 +39,11 @@ def chunk_values(pieces: Pieces) -> list[list[str]]:
 
 
 def _tasks(
-    firings: Iterable[Ran], wire: Callable[[str], bool] = is_wire, start: float = 0.0
+    firings: Iterable[Ran], count: int, wire: Callable[[str], bool] = is_wire, start: float = 0.0
 ) -> Iterator[ScheduledTask]:
     for ran in sorted(firings, key=lambda ran: (ran.queue, ran.start)):
         found = [TASK.fullmatch(name) for name, _ in ran.parts]
-        chunks = tuple(int(task[2]) for task in found if task)
+        chunks = tuple(int(task[2]) % count for task in found if task)
         kind = "move" if wire(ran.queue) or not chunks else next(task[1] for task in found if task)
-        yield ScheduledTask(ran.queue, str(ran), kind, ran.start - start, ran.end - start, chunks)
+        name = " & ".join(f"{task} of micro-batch {label}" for task, label in ran.parts)
+        yield ScheduledTask(ran.queue, name, kind, ran.start - start, ran.end - start, chunks)

@@ -48,7 +48,7 @@ def _scripts() -> Iterator[str]:
         names = ", ".join(f"{library.name} {library.version}" for library in of)
         yield f"/*! {names}\n{(VENDOR / text).read_text(encoding='utf-8').strip()} */"
     for library in libraries():
-        # A map of the source lies beside the file on npm, and nowhere near the page. Control signs, which stand in texts
-        # alone, are no XML, so that a page which is some could not be read as such.
+        # A map of the source lies beside the file on npm, and nowhere near the page. Control signs, which stand in
+        # texts alone, are no XML, so that a page which is some could not be read as such.
         source = re.sub(r"//# sourceMappingURL=.*", "", library.path.read_text(encoding="utf-8"))
         yield re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", lambda sign: f"\\x{ord(sign[0]):02x}", source).strip()
