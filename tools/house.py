@@ -30,7 +30,7 @@ RING = (
     "nn/added", "nn/asynchronous", "nn/checkpoint", "nn/composites", "nn/data", "nn/explanations", "nn/files",
     "nn/generation", "nn/islands", "nn/plan", "nn/refit", "nn/watching",
 )  # fmt: skip
-DATA = {".py", ".lark", ".rules", ".toml"}
+DATA = {".py", ".lark", ".rules", ".toml", ".js", ".css", ".txt"}
 
 BY_STRING = {"import_module", "__import__"}
 

@@ -197,7 +197,8 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
         if known is not None:
             n = known.count + 1
             told = None if row.told is None or known.told is None else known.told + (row.told - known.told) / n
-            row = replace(row, name=name, module=module, count=n, told=told)
+            of, ends = known.of + row.of, known.ends + row.ends
+            row = replace(row, name=name, module=module, count=n, told=told, of=of, ends=ends)
         rows[key] = row
     return sorted(rows.values(), key=lambda row: (-row.spent, -row.bytes * row.count))
 

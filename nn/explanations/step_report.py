@@ -12,6 +12,7 @@ from ...boxing.graph.move_table import AccountKey, MoveAccount, updates
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.facts import Cost, MemoryReport, SearchReport
 from ...boxing.graph.report.report import Report
+from ...boxing.graph.report.walked import Walked
 from ...placement.cluster import default_cluster
 from ...placement.device import family
 from ...sbp.joint.op_cost import OpSeconds
@@ -24,9 +25,12 @@ from ..graph.run.program import Program
 from ..graph.step import Step
 from .hidden_moves import hidden_seconds
 from .idle_axes import said_of_idle
+from .memory_course import memory_course
 from .model_work import model_work
+from .op_candidates import candidates_of
+from .task_schedules import chunk_values, task_schedules
 
-__all__ = ["explained", "parts_of"]
+__all__ = ["explained", "parts_of", "walked"]
 
 
 _idle: "WeakKeyDictionary[Step, Sequence[str]]" = WeakKeyDictionary()  # a line on each axis that does nothing
@@ -39,7 +43,7 @@ def explained(step: Step, idle: bool = True) -> Report:
         plan, live = step.plan, step.memory()
         made = _report(step, live)
         made = replace(made, links=_links(step.graph), devices=_devices(step.graph))
-        made = replace(made, work=model_work(plan))
+        made = replace(made, work=model_work(plan), walk=lambda: walked(step, made.memory))
         made = replace(made, cut=plan.balance.said, course=plan.pieces.course() if plan.pieces else made.course)
         if plan.options.cuda_graph:
             made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))
@@ -50,6 +54,17 @@ def explained(step: Step, idle: bool = True) -> Report:
         if step not in _idle:
             _idle[step] = tuple(said_of_idle(plan, made.predicted or 0.0))
         return replace(made, idle=_idle[step])
+
+
+def walked(step: Step, memory: MemoryReport | None) -> Walked:
+    """What the page of a step shows besides: it is worked out when a page is asked for."""
+    with step.graph.priced():
+        candidates, pieces = candidates_of(step.plan.decided), step.plan.pieces
+        rank, held = max(memory.ranks.items(), key=lambda item: item[1].total) if memory and memory.ranks else (0, None)
+        course = memory_course(step, rank, held) if held else None
+        if pieces is None:
+            return Walked(candidates, course)
+        return Walked(candidates, course, tuple(task_schedules(pieces)), chunk_values(pieces))
 
 
 def _links(graph: Physical) -> str:

@@ -1,16 +1,15 @@
 """The pieces of a planned step: the step of one micro-batch, for each kind that a batch is cut into and each route."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypedDict
 
 from torch import Tensor
 
 from ...actors.protocol.network import Network
+from ...actors.protocol.simulate import Simulation
 from ...actors.schedules.delays import Delays, delays_of
 from ...actors.schedules.pipeline import Costs
-from ...actors.schedules.schedule import Schedule
 from ...boxing.exchange.execute import threads_exchange
 from ...boxing.graph.measures import Course
 from ...boxing.graph.physical import Physical
@@ -26,10 +25,10 @@ from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import BatchDraw, Micro
 from .optimizer.late_mean import wide_dtype
 from .options import Options
-from .run.costs import chunk_costs, course, course_network, once, step_costs
+from .run.costs import MicroBatches, chunk_costs, course, once, step_costs
 from .run.footprint import footprint
 from .run.late_graph import LateGraph
-from .run.network import Ends, shape_of
+from .run.network import shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
 from .run.proved_pipeline import ProvedPipeline
@@ -41,7 +40,6 @@ from .run.weights.unpinned_weights import UnpinnedWeights
 from .run.weights.validated_weights import ValidatedWeights
 from .run.weights.weight_versions import WeightVersions
 from .run.weights.weights import Weights
-from .tasks.chunks import Chunks
 
 __all__ = ["Pieces", "Sized", "kept_of"]
 
@@ -183,33 +181,32 @@ class Pieces:
         with one.graph.priced():
             weights = self.proved.weights
             more = once(one.graph, one.decided, one.variant.where, homed=weights.alone, steps=weights.steps)
-            return course(*self._timed(), more=more, **self._how())
+            return course(self._through, more)
 
     def network(self) -> Network:
         """The network of a step with what everything takes, as predicted."""
         with self.first.graph.priced():
-            return course_network(*self._timed(), **self._how())
+            return self._through.network
 
-    def _timed(self) -> tuple[Schedule, list[Chunks], tuple[Costs, ...], int]:
-        """The schedule, the chunks of each route, the costs of all of these, and how many micro-batches there are."""
-        routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
-        many = len(self.batch.pieces) // self.batch.slices
-        return self.options.policy, routes, self.costs() * len(routes), many
+    def simulation(self) -> Simulation:
+        """The tasks of that course, on a clock in seconds."""
+        with self.first.graph.priced():
+            return self._through.simulated()
 
-    def _how(self) -> "_How":
+    @property
+    def _through(self) -> MicroBatches:
         one = self.first
-        ends = self.proved.weights.ends(step_costs(one.graph, one.decided))
-        inside = moving(self.proved.tasks.values())
-        return {"slices": self.batch.slices, "trains": self.trains, "inside": inside, "ends": ends}
-
-
-class _How(TypedDict):
-    """The rest that a network of a step is made by."""
-
-    slices: int
-    trains: bool
-    inside: Collection[str]
-    ends: Ends | None
+        routes = [each.variant.where for (_, kind), each in self.sized.items() if kind == self.kinds[0]]
+        return MicroBatches(
+            self.options.policy,
+            routes,
+            self.costs() * len(routes),
+            len(self.batch.pieces) // self.batch.slices,
+            self.batch.slices,
+            self.trains,
+            moving(self.proved.tasks.values()),
+            self.proved.weights.ends(step_costs(one.graph, one.decided)),
+        )
 
 
 def _delays(proved: ProvedPipeline) -> Delays:

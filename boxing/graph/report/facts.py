@@ -3,7 +3,7 @@
 Facts that nobody told (costs of ops, memory, how the choice was made) are said to be unknown, never guessed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from ..move_table import MoveAccount, MoveRow, MoveTotal, moves_of, totals
 from ..physical import Op, Physical
 from ..picture.scene import lie, op_name
 from .roles import Role, roles_of
+from .walked import Walked
 
 __all__ = ["Cost", "GraphFacts", "MemoryReport", "OpRow", "SearchReport", "ops_of", "priced_ops"]
 
@@ -134,6 +135,7 @@ class GraphFacts:
     links: str = ""  # how the links are known by which it was chosen: measured and when, a preset, or a guess
     work: Mapping[dtype, float] = field(default_factory=dict)  # FLOPs of a step of all ranks, by what computes them
     whole: float = 0.0  # those of updates of whole tensors, in `exposed` or `once`: no choice is made by them
+    walk: Callable[[], Walked] = Walked  # gives what only the page shows
 
     @cached_property
     def moves(self) -> list[MoveRow]:

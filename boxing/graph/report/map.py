@@ -31,8 +31,8 @@ STYLE = (  # in a page rules count for all of it, so that they name the map
 )
 
 
-def drawn_map(facts: GraphFacts) -> str:
-    """The page as SVG."""
+def drawn_map(facts: GraphFacts, *, memory: bool = True) -> str:
+    """The page as SVG, with or without the memory of ranks."""
     groups = list(together(facts.roles))
     axes = list(dict.fromkeys(axis for role in facts.roles for axis in role.axes))
     # The largest are shown, in the order of the model.
@@ -40,7 +40,7 @@ def drawn_map(facts: GraphFacts) -> str:
     shown = [group for group in groups if group in sized]
     names = [listed(group) for group in shown]
     wide = round(LETTER * max(map(len, ["modules", *names]), default=0)) + 110
-    bars = _ranks(facts.memory)
+    bars = _ranks(facts.memory) if memory else {}
     body = [svg.element("style", STYLE), svg.text(LEFT, 22, facts.graph.name, font_size=15)]
     y = 40
     if shown and axes:

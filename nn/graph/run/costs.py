@@ -8,6 +8,7 @@ The figures are those that signatures were chosen by: seconds of ops and prices 
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ....actors.protocol.network import Network
 from ....actors.protocol.simulate import Simulation, simulate
@@ -24,7 +25,7 @@ from ..tasks.chunks import Chunks
 from ..tasks.tasks import derived
 from .network import Ends, skeleton
 
-__all__ = ["chunk_costs", "course", "course_network", "layer_costs", "once", "step_costs"]
+__all__ = ["MicroBatches", "chunk_costs", "course", "layer_costs", "once", "step_costs"]
 
 
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
@@ -148,51 +149,45 @@ def step_costs(graph: Physical, decided: Decided) -> dict[str, float]:
     }
 
 
-def course_network(
-    schedule: Schedule,
-    routes: Sequence[Chunks],
-    costs: Sequence[Costs],
-    m: int,
-    *,
-    slices: int,
-    trains: bool,
-    inside: Collection[str] = (),
-    ends: Ends | None = None,
-) -> Network:
-    """The network of m micro-batches that go through the stages, and of the ends of chunks, with what each takes. Tasks
+@dataclass(frozen=True)
+class MicroBatches:
+    """The way of m micro-batches through the stages, and of the ends of chunks, with the costs of each chunk. Tasks
     with moves `inside` run together with others, where the schedule says so."""
-    actors, registers = skeleton(schedule, routes, m, slices, trains, inside, costs)
-    if ends is not None:
-        actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
-    return Network(tuple(actors), tuple(registers))
+
+    schedule: Schedule
+    routes: Sequence[Chunks]
+    costs: Sequence[Costs]
+    m: int
+    slices: int
+    trains: bool
+    inside: Collection[str] = ()
+    ends: Ends | None = None
+
+    @property
+    def network(self) -> Network:
+        how = self.slices, self.trains, self.inside, self.costs
+        actors, registers = skeleton(self.schedule, self.routes, self.m, *how)
+        if self.ends is not None:
+            ends = self.ends
+            actors, registers = ended(actors, registers, ends.chunks, ends.folding, validated=ends.validated)
+        return Network(tuple(actors), tuple(registers))
+
+    def simulated(self) -> Simulation:
+        """All of it on a clock."""
+        return simulate(self.network)
 
 
-def course(
-    schedule: Schedule,
-    routes: Sequence[Chunks],
-    costs: Sequence[Costs],
-    m: int,
-    *,
-    more: float,
-    slices: int,
-    trains: bool,
-    inside: Collection[str] = (),
-    ends: Ends | None = None,
-) -> Course:
-    """The course of m micro-batches through that network; `more` seconds are spent once a step besides. Without a flush
-    it tells, too, how much quicker one call of twice as many micro-batches is than two."""
-
-    def ran(m: int) -> Simulation:
-        return simulate(
-            course_network(schedule, routes, costs, m, slices=slices, trains=trains, inside=inside, ends=ends)
-        )
-
-    run, flushes = ran(m), not trains or schedule.synchronous or schedule.table or ends is not None
-    draining = 0.0 if flushes else 2 * run.end - ran(2 * m).end
-    where, found = routes[0], []
+def course(through: MicroBatches, more: float) -> Course:
+    """The course of micro-batches through the stages; `more` seconds are spent once a step besides. Without a flush it
+    tells, too, how much quicker one call of twice as many micro-batches is than two."""
+    run, schedule, where, found = through.simulated(), through.schedule, through.routes[0], []
+    draining = 0.0
+    if through.trains and not schedule.synchronous and not schedule.table and through.ends is None:
+        draining = 2 * run.end - replace(through, m=2 * through.m).simulated().end
     for group in sorted(set(where.group)):
         found.append((", ".join(map(str, where.placements[group])), run.busy(f"device {group}")))
-    return Course(schedule.name if trains else "", m, run.end + more, bubble(run), tuple(found), more, draining)
+    name = schedule.name if through.trains else ""
+    return Course(name, through.m, run.end + more, bubble(run), tuple(found), more, draining)
 
 
 def _names(stage: Stage) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
+from ....actors.protocol.simulate import Ran
 from ....actors.runtime.channel import ahead
 from ....boxing.figures import volume
 from ....boxing.graph.measures import Held
@@ -21,7 +23,7 @@ from .task_memory import RouteMemory, memory_of_tasks
 from .variant import Variant
 from .weights.weights import MeanDtype
 
-__all__ = ["footprint", "left", "less", "outgrown"]
+__all__ = ["Level", "footprint", "left", "less", "levels", "outgrown"]
 
 TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
@@ -54,9 +56,29 @@ def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean:
     return found
 
 
-def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> RankMemory:
-    """The memory of a rank with chunks of these routes, without what hops hold: the most that is there at a firing of
-    its queue in the proof. Where ranks keep to no order, slots are as full as they ever are."""
+class Level(NamedTuple):
+    """Bytes that are live on a rank at a firing of its queue, `sums` of gradients among them, beside parameters."""
+
+    ran: Ran
+    chunk: int
+    live: int
+    sums: int
+
+
+def levels(program: ProvedPipeline, rank: int, *, regather: bool) -> Iterator[Level]:
+    """The levels of a rank over a step, one after the other."""
+    parts = [
+        mine
+        for route, variant in enumerate(program.firsts)
+        for ranks, mine in memory_of_tasks(variant, route * program.count, regather=regather)
+        if rank in ranks
+    ]
+    yield from _levels(program, parts, rank)
+
+
+def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> Iterator[Level]:
+    """The levels of a rank with chunks of these routes, without what hops hold. Where ranks keep to no order, slots are
+    as full as they ever are."""
     chunks = {chunk: of for part in parts for chunk, of in part.chunks.items()}
     slots = {chunk: _slots(program, chunk) for chunk in chunks}
     under = Counter() if program.ordered else Counter(slots)  # micro-batches under way
@@ -64,7 +86,6 @@ def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> R
     stays = sum(part.once for part in parts)
     stays += sum(_many(program, chunk // program.count) * of.results for chunk, of in chunks.items())
     sums: dict[int, int] = {}
-    most, fullest = 0, -1
     queue = next((queue for queue, ranks in program.places.items() if rank in ranks), None)
     for ran in program.proof.of(queue) if queue else ():
         found = [(task[1], int(task[2])) for name, _ in ran.parts if (task := TASK.fullmatch(name))]
@@ -74,12 +95,21 @@ def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> R
         for chunk, of in chunks.items():  # where there are sums, one has ended
             most_under = min(slots[chunk], _many(program, chunk // program.count) - bool(sums.get(chunk)))
             live += min(under[chunk], most_under) * of.kept[None]
-        if mine and live > most:
-            most, fullest = live, chunks[mine[0][1]].fullest
+        if mine:
+            yield Level(ran, mine[0][1], live, sum(sums.values()))
         for kind, chunk in mine:
             under[chunk] -= kind == last and program.ordered
             if kind in (last, "U"):  # an update has had them
                 sums[chunk] = chunks[chunk].sums if kind == last else 0
+
+
+def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> RankMemory:
+    """The memory of a rank with chunks of these routes, without what hops hold: the most that is there at a firing of
+    its queue in the proof."""
+    chunks = {chunk: of for part in parts for chunk, of in part.chunks.items()}
+    slots = {chunk: _slots(program, chunk) for chunk in chunks}
+    full = max(_levels(program, parts, rank), key=lambda level: level.live, default=None)
+    most, fullest = (0, -1) if full is None or full.live <= 0 else (full.live, chunks[full.chunk].fullest)
     sequences = -(-max(slots.values(), default=0) // program.slices)  # that have begun and not ended
     most += sum(sequences * left(variant, rank) for variant in program.firsts)
     # What is brought home of two routes is added up anew.

@@ -8,6 +8,7 @@ python -m sbpflow explain my.plan LlamaForCausalLM
 python -m sbpflow report my.plan LlamaForCausalLM -o step.html
 python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
 python -m sbpflow diff a.plan b.plan
+python -m sbpflow diff --html a.plan b.plan LlamaForCausalLM    a page of both side by side
 python -m sbpflow simulate LlamaForCausalLM my.plan
 """
 
@@ -17,9 +18,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from ....boxing.graph.report.page_diff import page_of_two
 from ....placement.errors import SbpError
 from ..check import Checked, planned_step, priced_by, stepped
-from ..language.diff import diff
+from ..language.diff import PlanDiff, diff
 from ..plan import Plan
 from ..search.degrees import THINGS
 from ..training import PUBLISHED
@@ -65,7 +67,10 @@ def add_commands(commands: Any) -> None:
     differing = _command(commands, "diff", "show what two plans say differently", "a.plan b.plan")
     differing.add_argument("a", type=Path)
     differing.add_argument("b", type=Path)
-    differing.add_argument("--model", metavar="MODEL", help="also what each costs for a model")
+    differing.add_argument("named", metavar="MODEL", nargs="?", help="also what each costs for a model")
+    differing.add_argument("--model", metavar="MODEL", help="the same, by its name")
+    differing.add_argument("--html", action="store_true", help="a page of both side by side, for a model")
+    differing.add_argument("-o", "--out", type=Path, default=Path("diff.html"), metavar="FILE", help="(diff.html)")
     _batch_of(differing)
 
 
@@ -181,18 +186,39 @@ def _wrote(asked: Namespace, path: Path) -> None:
 
 
 def _diff(asked: Namespace) -> None:
-    found = diff(Plan.load(asked.a), Plan.load(asked.b))
+    a, b, model = Plan.load(asked.a), Plan.load(asked.b), asked.model or asked.named
+    found = diff(a, b)
+    if asked.html:
+        _diff_page(asked, found, a, b, model)
+        return
     if not asked.json:
         print(found)  # first what takes no time
     costs: dict[str, Checked] = {}
-    if asked.model:
-        of = named(asked, asked.model)
+    if model:
+        of = named(asked, model)
         costs = {str(path): checked(asked, of, path).checked for path in (asked.a, asked.b)}
     if asked.json:
         print(json.dumps({**found.dict(), "checked": {name: one.dict() for name, one in costs.items()}}, indent=1))
         return
     for one in costs.values():
         print(one)
+
+
+def _diff_page(asked: Namespace, said: PlanDiff, a: Plan, b: Plan, model: str | None) -> None:
+    """Write the page of two plans, whose steps are planned for a model."""
+    if model is None:
+        raise SbpError(
+            "diff --html draws the steps of both plans, so it needs a model\n"
+            f"  name it: python -m sbpflow diff --html {asked.a} {asked.b} MODEL"
+        )
+    of = named(asked, model)
+    with priced_by(asked.cluster):
+        plans = [stepped(each, of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)[1] for each in (a, b)]
+    lines = [(row.change, str(row.a or ""), str(row.b or "")) for row in said.rows]
+    one, other = (each.report for each in plans)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(page_of_two((str(asked.a), str(asked.b)), lines, one, other), encoding="utf-8")
+    _wrote(asked, asked.out)
 
 
 def _simulate(asked: Namespace) -> None:

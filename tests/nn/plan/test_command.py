@@ -82,6 +82,15 @@ def test_a_step_is_drawn_and_two_plans_are_compared(where: Path, capsys: pytest.
     assert "stages.plan: " in said
 
 
+def test_two_plans_are_a_page(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, "diff", "--html", "zero.plan", "stages.plan", "mine.py:build", "-o", "two.html")
+    assert said == "drew two.html\n"
+    assert '"names":["zero.plan","stages.plan"]' in Path("two.html").read_text()
+    assert main(["diff", "--html", "zero.plan", "stages.plan"]) == 2
+    fix = capsys.readouterr().err.splitlines()[-1].partition("python -m sbpflow ")[2]
+    assert main(fix.replace("MODEL", "mine.py:build").split()) == 0
+
+
 def test_a_pipeline_is_simulated(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1f1b" in told(capsys, "simulate", "mine.py:build", "stages.plan")
 
