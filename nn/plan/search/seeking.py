@@ -26,7 +26,7 @@ from .trying import Trying
 
 __all__ = ["Seeking"]
 
-TRIES = 4  # plans in full that may be the answer
+TRIES = 2  # plans in full that may be the answer
 MISSES = 4  # besides, that take too much, or cannot be
 NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan in full
 SLACK = 1.05  # by which an estimate of memory may be too high
@@ -242,7 +242,7 @@ class Seeking:
             every += [replace(at, again=True) for at in every]
         left = sorted(every, key=lambda at: (at.again, at.tensor, at.spread, at.micro_batches))
         good = missed = 0
-        while left and good < TRIES and missed < 2 * MISSES:
+        while left and good < 2 * TRIES and missed < 2 * MISSES:
             one = left.pop(0)
             tried = self.attempt(one)
             fits = tried.fits(self.limit)
