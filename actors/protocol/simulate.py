@@ -212,7 +212,7 @@ class _Clock:
                 while self.unsent:
                     self.post(*self.unsent.pop(), now)
             self.begin(now)
-        ends = self.others and self.others.last
+        ends = None if self.others is None else self.others.last
         return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk, ends)
 
     def begin(self, now: float) -> None:
