@@ -37,7 +37,11 @@ def cut(one: Checked) -> tuple[int, int]:
     """The parameters that lie in pieces along some axis, and those whose optimizer states do."""
     sources = [source for source in one.report.graph.sources if source.kind == "parameter"]
     held = [[source.value.layout, *([] if source.master is None else [source.master])] for source in sources]
-    return tuple(sum(any(isinstance(entry, Split) for entry in each[at].sbp) for each in held) for at in (0, -1))
+
+    def in_pieces(at: int) -> int:
+        return sum(any(isinstance(entry, Split) for entry in each[at].sbp) for each in held)
+
+    return in_pieces(0), in_pieces(-1)
 
 
 def is_weight(row: str) -> bool:
