@@ -30,23 +30,21 @@ def main() -> None:
     parser.add_argument("--known", action="store_true", help="nothing is asked that was not asked before")
     parser.add_argument("--longest", type=float, default=LONGEST, help="seconds of the clock for a row")
     options = parser.parse_args()
-    found: dict[str, list[Future[tuple[Published, Answer] | None]]] = {}
+    found: dict[str, list[Future[tuple[Published, Answer]]]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
         for table in options.only:
             chosen = _chosen(table, options.row, quick=options.quick)
             found[table] = [
-                pool.submit(known, row) if options.known else pool.submit(asked, row, number, options.longest)
+                pool.submit(_remembered, row) if options.known else pool.submit(asked, row, number, options.longest)
                 for number, row in chosen
             ]
         tables: dict[str, list[tuple[Published, Answer]]] = {}
         for table, waiting in found.items():
             tables[table] = []
             for job in waiting:
-                answered = job.result()
-                if answered is not None:
-                    tables[table].append(answered)
-                    _told(*answered)
-    found_rows = {table: told for table, told in tables.items() if told}
+                tables[table].append(job.result())
+                _told(*tables[table][-1])
+    found_rows = {table: told for table, told in tables.items() if any("seconds" in answer for _, answer in told)}
     lines = "\n".join(report(found_rows))
     print(lines)
     if options.write:
@@ -54,6 +52,10 @@ def main() -> None:
         for table, picture in charts(found_rows).items():
             PICTURES.mkdir(parents=True, exist_ok=True)
             (PICTURES / f"{table}.svg").write_text(picture + "\n", encoding="utf-8")
+
+
+def _remembered(row: Published) -> tuple[Published, Answer]:
+    return known(row) or (row, {"error": "not asked of this code yet"})
 
 
 def _chosen(table: str, text: str, *, quick: bool) -> list[tuple[int, Published]]:
