@@ -13,7 +13,7 @@ from .errors import (
     caret,
 )
 from .grid import Placement, placement
-from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink, Shares
+from .hardware import Calibration, Device, Jitter, Level, MoveShares, RankDevice, RankLink
 
 __all__ = [
     "Calibration",
@@ -31,7 +31,7 @@ __all__ = [
     "SbpError",
     "SbpflowError",
     "ShapeError",
-    "Shares",
+    "MoveShares",
     "TransportError",
     "caret",
     "cluster",

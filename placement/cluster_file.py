@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from .errors import PlacementError
-from .hardware import Calibration, Device, Jitter, Level, RankDevice, RankLink, Shares
+from .hardware import Calibration, Device, Jitter, Level, MoveShares, RankDevice, RankLink
 from .network.link_graph import LinkGraph
 
 __all__ = ["parts_of", "written"]
@@ -51,8 +51,8 @@ def written(
     for level in levels:
         said = [f.name for f in fields(level) if f.name != "shares" and (f.name != "groups" or level.groups)]
         lines += ["", "[[levels]]", *(f"{name} = {_toml(getattr(level, name))}" for name in said)]
-        if level.shares != Shares():
-            parts = (f"{f.name} = {_toml(getattr(level.shares, f.name))}" for f in fields(Shares))
+        if level.shares != MoveShares():
+            parts = (f"{f.name} = {_toml(getattr(level.shares, f.name))}" for f in fields(MoveShares))
             lines += ["", "[levels.shares]", *parts]
     for link in links:
         lines += ["", "[[links]]", *(f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(link))]
@@ -69,7 +69,7 @@ def _level(table: object, where: str) -> Level:
     groups = found.get("groups", [])
     if not isinstance(groups, list):
         raise PlacementError(f"groups of {where} are lists of ranks, as in [[0, 1, 2], [3, 4]]\n  found {groups!r}")
-    shares = {"shares": _part(found["shares"], Shares, "shares", where)} if "shares" in found else {}
+    shares = {"shares": _part(found["shares"], MoveShares, "shares", where)} if "shares" in found else {}
     return Level(**{**found, "groups": tuple(_ranks(group, where) for group in groups), **shares})
 
 

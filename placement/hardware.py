@@ -16,7 +16,7 @@ __all__ = [
     "Level",
     "RankDevice",
     "RankLink",
-    "Shares",
+    "MoveShares",
     "check_groups",
     "slowest_device",
 ]
@@ -25,7 +25,7 @@ RESERVED = 0.05  # share of a device's memory for its context, buffers of links,
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MoveShares:
     """The parts of a level's bandwidth that moves of a kind get: a `hop` from stage to stage or to a neighbour, a
     `gather` of pieces, or an exchange of them, and a `sum` in pieces, or in pieces and gathered again."""
 
@@ -60,7 +60,7 @@ class Level:
     latency: float
     bandwidth: float
     groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
-    shares: Shares = field(default=Shares(), repr=False)
+    shares: MoveShares = field(default=MoveShares(), repr=False)
 
     def rate(self, ways: str) -> float:
         """Bytes per second of moves that go this way."""

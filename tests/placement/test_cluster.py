@@ -16,10 +16,10 @@ from sbpflow.placement import (
     Device,
     Jitter,
     Level,
+    MoveShares,
     PlacementError,
     RankDevice,
     RankLink,
-    Shares,
     cluster,
     default_cluster,
     placement,
@@ -34,7 +34,7 @@ UNIT = Device("unit", {"float32": 1.0}, 1.0, 1.0)
 TREE = Cluster("tree", (Level("pair", 2, 1.0, 8.0), Level("node", 3, 2.0, 4.0), Level("net", 4, 3.0, 2.0)), UNIT)
 
 PLAIN = cluster("a100x8")  # without shares: all moves get all of a level's bandwidth
-PLAIN = replace(PLAIN, levels=tuple(replace(level, shares=Shares()) for level in PLAIN.levels))
+PLAIN = replace(PLAIN, levels=tuple(replace(level, shares=MoveShares()) for level in PLAIN.levels))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -333,8 +333,8 @@ def test_a_fitted_device_says_where_and_how_well() -> None:
 SHARED = replace(
     PLAIN,
     levels=(
-        replace(PLAIN.levels[0], shares=Shares(gather=0.5, sum=0.25)),
-        replace(PLAIN.levels[1], shares=Shares(0.8, 0.4, 0.2)),
+        replace(PLAIN.levels[0], shares=MoveShares(gather=0.5, sum=0.25)),
+        replace(PLAIN.levels[1], shares=MoveShares(0.8, 0.4, 0.2)),
     ),
 )
 
@@ -359,7 +359,7 @@ def test_a_group_over_levels_pays_the_slowest_share_of_its_kind() -> None:
     both = placement("cuda:[0-15] as (node=2, device=8)")
     assert SHARED.link(both, (0, 1), "sums") == (4e-6, 8 * 20e9 * 0.2)
     assert SHARED.link(both, (0, 1), "ring") == (4e-6, 8 * 20e9 * 0.4)
-    slow = replace(SHARED, levels=(replace(SHARED.levels[0], shares=Shares(sum=0.01)), SHARED.levels[1]))
+    slow = replace(SHARED, levels=(replace(SHARED.levels[0], shares=MoveShares(sum=0.01)), SHARED.levels[1]))
     assert slow.link(both, (0, 1), "sums") == (4e-6, 240e9 * 0.01)
 
 

@@ -188,7 +188,7 @@ def test_ranks_that_move_inside_of_tasks_go_together(
 def predicted(given: tuple[nn.Module, Tensor], plan: str, jitter: Jitter | None, **more: object) -> flow.Prediction:
     on = flow.cluster("h100x8")
     how = {"cluster": on.with_jitter(jitter)} if more.get("on_device") else {"cluster": on, "jitter": jitter}
-    return flow.predict(*given, f"{plan}\ninput x <- data=S(0)", loss_fn=loss_fn, **how)  # type: ignore[arg-type]
+    return flow.predict(*given, f"{plan}\ninput x <- data=S(0)", loss_fn=loss_fn, **how)
 
 
 @pytest.mark.parametrize("plan", [PLANS[0][0], PLANS[5][0]], ids=["straight", "pipeline"])
