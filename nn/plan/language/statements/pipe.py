@@ -55,8 +55,8 @@ SLICES: /slices?/i
             "pipe h over pipe[2:] by 1f1b": ("h", "pipe", "1f1b", (), None, None, (2, None)),
         },
         says="layers as stages, by a [schedule](reference/schedules.md), with its marks as in `v=3`; "
-        "`4 slices` cuts sequences; [two towers](pipelines.md#two-towers) are two lines, over the same places or others, "
-        "as in `pipe[2:]`",
+        "`4 slices` cuts sequences; [two towers](pipelines.md#two-towers) are two lines, over the same places or "
+        "others, as in `pipe[2:]`",
     )
 
     @classmethod
