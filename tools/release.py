@@ -39,6 +39,8 @@ def main() -> None:
     if len(set(said.values())) > 1 or git("status", "--porcelain"):
         left = git("status", "--short").decode()
         sys.exit(f"release: versions are {said}, and all has to be committed:\n{left}")
+    if "(unreleased)" in (ROOT / "CHANGELOG.md").read_text():
+        sys.exit("release: CHANGELOG.md says (unreleased): write the day there")
     version = said["pyproject.toml"]
     with tempfile.TemporaryDirectory() as home:
         tree = Path(home) / "tree"
