@@ -178,6 +178,7 @@ def test_a_report_goes_through_json(graph: Physical) -> None:
         "eager",
         "idle",
         "devices",
+        "flops",
         "links",
         "choice",
         "recomputed",
