@@ -4,7 +4,7 @@ Seen figures are those of the steps since the line before. All ranks of a step a
 their clocks and memory; what was predicted is the plan's report.
 """
 
-import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -26,7 +26,7 @@ from ..graph.run.pipeline import Pipelined
 from ..graph.step import Step
 from ..tensors.agreement import told
 
-__all__ = ["Stretch", "Value", "predicted", "seen", "speed"]
+__all__ = ["Stretch", "Value", "caught_up", "predicted", "seen", "speed"]
 
 Value = float | int | str
 _reports: "WeakKeyDictionary[Step, Report]" = WeakKeyDictionary()
@@ -48,6 +48,13 @@ class Stretch:
     @property
     def many(self) -> int:
         return sum(self.steps.values())
+
+
+def caught_up(step: Step) -> None:
+    """Wait for the cards of a step, so that times are of what was computed and not of what was asked for."""
+    kind = family(step.graph.ranks.type)
+    if kind.card:
+        kind.module.synchronize()
 
 
 def report_of(step: Step) -> Report:
@@ -133,5 +140,8 @@ def _peak_bytes(ranks: Placement) -> int:
     """The most memory that a device of this process had taken, or the process itself where it computes."""
     kind = family(ranks.type)
     if not kind.card:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        import resource  # which not every system has
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most << 10
     return max((int(kind.module.max_memory_allocated(device(ranks, rank))) for rank in owned(ranks)), default=0)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypeVar
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from ...sbp.call import tensors_in
 from ..graph.graph import StepGraph
 from ..graph.step import Step
 from ..plan.check import samples_of, words_of
-from .figures import Stretch, Value, predicted, seen, speed
+from .figures import Stretch, Value, caught_up, predicted, seen, speed
 from .progress import Quiet, TrainingProgress, progress_of
 from .sinks import LineSink, sinks_of
 
@@ -54,7 +55,9 @@ class WatchedStep(Generic[Args, Result]):
         self.line: dict[str, Value] = {}
         self.progress: TrainingProgress = Quiet()
         self.closed = False
-        self.plans = list[Step]()
+        self.plans = 0  # that ran so far
+        self._known: WeakSet[Step] = WeakSet()  # a plan that was replaced is let go
+        self._last: Step | None = None
         self._stretch = Stretch()
         self._unit = "tokens"
         self._loss: Tensor | None = None
@@ -65,11 +68,12 @@ class WatchedStep(Generic[Args, Result]):
             raise SbpError(
                 "this watch has ended\n  call the step inside of the block: with flow.watch(step) as train: ..."
             )
-        begun = not self.plans
+        begun = self._last is None
         result = self.step(*args, **kwargs)
-        planned = self.graph.planned
-        if planned not in self.plans:
-            self.plans.append(planned)
+        planned = self._last = self.graph.planned
+        if planned not in self._known:
+            self._known.add(planned)
+            self.plans += 1
         self.at += 1
         batch = list(tensors_in([args, kwargs]))
         words = words_of(batch)
@@ -82,6 +86,7 @@ class WatchedStep(Generic[Args, Result]):
         if self.at % self.every == 0 or self.at == self.steps:
             self._report()
         elif begun:
+            caught_up(planned)
             self._stretch = Stretch()  # to plan and to compile is no measure
         return result
 
@@ -119,16 +124,17 @@ class WatchedStep(Generic[Args, Result]):
     @property
     def _writes(self) -> bool:
         """Whether this process writes: the first rank that has a part of the step."""
-        return bool(self.plans) and world().rank in (None, min(self.plans[-1].graph.ranks.flat))
+        return self._last is not None and world().rank in (None, min(self._last.graph.ranks.flat))
 
     def _report(self) -> None:
-        if not self.plans:
+        step, stretch = self._last, self._stretch
+        if step is None:
             return
-        step, stretch = self.plans[-1], self._stretch
         if world().rank is None or world().rank in step.graph.ranks:
             line: dict[str, Value] = {"step": self.at, **self._read(step)}
             if stretch.many:
-                seconds = perf_counter() - stretch.start  # behind what was read, so that a card has caught up
+                caught_up(step)
+                seconds = perf_counter() - stretch.start
                 found = seen(step, stretch, seconds)
                 if self._writes:
                     line |= speed(stretch, seconds, self._unit, self.peak) | found | predicted(step)
@@ -152,8 +158,8 @@ class WatchedStep(Generic[Args, Result]):
         found |= {name: float(value) for name, value in self._noted.items()}
         if options.skip_nonfinite:
             found["skipped"] = self.graph.skipped.count
-        if len(self.plans) > 1:
-            found["plans"] = len(self.plans)
+        if self.plans > 1:
+            found["plans"] = self.plans
         return found
 
     def _end(self, error: str) -> None:

@@ -350,3 +350,12 @@ def test_ranks_compare_their_clocks_and_bring_their_records_to_the_first(ranks4:
         0: "device 0", 1: "device 1", 3: "device 3"
     }  # fmt: skip
     assert others == [({}, {})] * 3
+
+
+def test_communication_is_hidden_while_its_rank_computes() -> None:
+    """Of two seconds on the wire, the sender computes the next during the first."""
+    before = over_links(2.5)
+    more = Ran("F0", "", 1, "device 0", 1.0, 2.0)
+    step = Timeline(before.network, {**before.ranks, 0: (*before.ranks[0], more)}).step
+    assert (step.hidden(0), step.exposed(0)) == (1.0, 1.0)
+    assert (step.hidden(1), step.exposed(1)) == (0.0, 0.5)

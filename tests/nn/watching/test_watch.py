@@ -1,7 +1,9 @@
 """Watched steps: lines with what is known, nothing read between them, and one writer of several ranks."""
 
+import gc
 import json
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,8 +140,13 @@ def test_a_step_that_moves_to_another_plan_goes_on(tmp_path: Path) -> None:
         train(batch())
         step.move("grid (data=4)")
         train(batch())
-    assert [line["step"] for line in lines_of(path)] == [1, 2]
-    assert lines_of(path)[1]["plans"] == 2
+        gone = weakref.ref(step.planned)
+        step.move("grid (data=2)")
+        train(batch())
+        gc.collect()
+        assert gone() is None  # with all that it had compiled
+    assert [line["step"] for line in lines_of(path)] == [1, 2, 3]
+    assert [line.get("plans") for line in lines_of(path)] == [None, 2, 3]
 
 
 def test_values_are_noted_for_the_next_line() -> None:

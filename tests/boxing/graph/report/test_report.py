@@ -180,6 +180,7 @@ def test_a_report_goes_through_json(graph: Physical) -> None:
         "eager",
         "idle",
         "devices",
+        "flops",
         "links",
         "choice",
         "recomputed",
