@@ -57,7 +57,7 @@ def explained(step: Step, idle: bool = True) -> Report:
 
 
 def walked(step: Step, memory: MemoryReport | None) -> Walked:
-    """What the page of a step shows besides: it is worked out when a page is asked for."""
+    """The details that the page of a step shows besides: worked out when a page is asked for."""
     with step.graph.priced():
         candidates, pieces = candidates_of(step.plan.decided), step.plan.pieces
         rank, held = max(memory.ranks.items(), key=lambda item: item[1].total) if memory and memory.ranks else (0, None)

@@ -21,7 +21,7 @@ def page_of_two(names: tuple[str, str], lines: Sequence[PlanLine], a: GraphFacts
 
 
 def difference(names: tuple[str, str], lines: Sequence[PlanLine], a: GraphFacts, b: GraphFacts) -> dict[str, Any]:
-    """What differs, in lists, numbers and text."""
+    """The differences of two plans, in lists, numbers and text."""
     ops = sorted(_ops(a, b), key=lambda row: -abs(row[-1] * row[2]))
     return {"names": list(names), "rows": list(map(list, lines)), "figures": [*_figures(a, b)], "ops": ops}
 

@@ -23,7 +23,7 @@ from .task_memory import RouteMemory, memory_of_tasks
 from .variant import Variant
 from .weights.weights import MeanDtype
 
-__all__ = ["Level", "footprint", "left", "less", "levels", "outgrown"]
+__all__ = ["LiveBytes", "footprint", "left", "less", "levels", "outgrown"]
 
 TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
@@ -56,7 +56,7 @@ def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean:
     return found
 
 
-class Level(NamedTuple):
+class LiveBytes(NamedTuple):
     """Bytes that are live on a rank at a firing of its queue, `sums` of gradients among them, beside parameters."""
 
     ran: Ran
@@ -65,7 +65,7 @@ class Level(NamedTuple):
     sums: int
 
 
-def levels(program: ProvedPipeline, rank: int, *, regather: bool) -> Iterator[Level]:
+def levels(program: ProvedPipeline, rank: int, *, regather: bool) -> Iterator[LiveBytes]:
     """The levels of a rank over a step, one after the other."""
     parts = [
         mine
@@ -76,7 +76,7 @@ def levels(program: ProvedPipeline, rank: int, *, regather: bool) -> Iterator[Le
     yield from _levels(program, parts, rank)
 
 
-def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> Iterator[Level]:
+def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> Iterator[LiveBytes]:
     """The levels of a rank with chunks of these routes, without what hops hold. Where ranks keep to no order, slots are
     as full as they ever are."""
     chunks = {chunk: of for part in parts for chunk, of in part.chunks.items()}
@@ -96,7 +96,7 @@ def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) ->
             most_under = min(slots[chunk], _many(program, chunk // program.count) - bool(sums.get(chunk)))
             live += min(under[chunk], most_under) * of.kept[None]
         if mine:
-            yield Level(ran, mine[0][1], live, sum(sums.values()))
+            yield LiveBytes(ran, mine[0][1], live, sum(sums.values()))
         for kind, chunk in mine:
             under[chunk] -= kind == last and program.ordered
             if kind in (last, "U"):  # an update has had them

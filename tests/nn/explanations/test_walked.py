@@ -88,7 +88,7 @@ def test_a_simulated_schedule_takes_as_long_as_the_course_says() -> None:
 def test_a_step_that_ran_has_its_real_schedule_beside_the_simulated_one() -> None:
     step = step_of(Net(), placement=LINE, micro_batches=2, schedule="1f1b")
     step(X)
-    simulated, real = step.explain().walk().schedules
+    simulated, real = explained(step.planned).walk().schedules
     assert (simulated.name, real.name) == ("simulated", "real")
     tasks = [[(task.name, task.kind) for task in each.tasks if task.kind in "FB"] for each in (simulated, real)]
     assert sorted(tasks[0]) == sorted(tasks[1])

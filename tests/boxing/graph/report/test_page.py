@@ -128,7 +128,7 @@ def test_a_task_of_a_schedule_finds_its_ops(page: Path) -> None:
         assert tab.locator(f"{DETAILS} h2").inner_text() == "F0"
         assert tab.locator(".box.now").count() > 0
         tab.keyboard.press("ArrowRight")
-        assert tab.locator(f"{DETAILS} h2").inner_text() == "F2"  # the next of its device
+        assert tab.locator(f"{DETAILS} h2").inner_text() == "B2"  # the next of its device
         tab.locator(f"{DETAILS} .row").first.click()
         assert tab.locator(".box.selected").count() == 1
 
