@@ -111,7 +111,7 @@ def layers_of(model: nn.Module) -> str:
     """The pattern of the outermost repeated layers, if there are some."""
     held = list(model.modules())
     paths = {id(part): path for path, part in model.named_modules()}
-    found = sorted(set(blocks_of(paths, held).values()), key=lambda path: path.count("."))
+    found = sorted(dict.fromkeys(blocks_of(paths, held).values()), key=lambda path: path.count("."))
     outer = [path for at, path in enumerate(found) if not any(path.startswith(f"{up}.") for up in found[:at])]
     families = dict.fromkeys(path.rpartition(".")[0] for path in outer)
     return f"{{{','.join(families)}}}.*" if len(families) > 1 else "".join(f"{family}.*" for family in families)
