@@ -36,9 +36,7 @@ def signature(sbp: SbpLike, placement: Placement) -> tuple[Sbp, ...]:
         return tuple(chosen)
     if given is B:
         return (B,) * placement.ndim
-    entries = (given,) if isinstance(given, Split | Broadcast | Partial) or given is S else given
-    if not isinstance(entries, Sequence):
-        raise SbpError(f"{sbp!r} is no signature\n  write S(0), B, P, a tuple of them or text like '(S(0), B)'")
+    entries = given if isinstance(given, Sequence) else (given,)
     if len(entries) != placement.ndim:
         axes = ", ".join(placement.names or map(str, range(placement.ndim)))
         fix = ", ".join(map(repr, ([*map(_one, entries)] + [B] * placement.ndim)[: placement.ndim]))

@@ -51,7 +51,7 @@ class CommandParser(ArgumentParser):
         self.commands = self.add_subparsers(dest="command", required=True)
         return self.commands
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         known: dict[str, CommandParser] = dict(self.commands.choices or {}) if self.commands else {}  # type: ignore[arg-type]
         first = next((word for word in words if not word.startswith("-")), None)
