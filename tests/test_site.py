@@ -143,7 +143,12 @@ def served(folder: Path) -> Iterator[str]:
 
 def looked_at(address: str, names: list[str]) -> None:
     """Each page once, in the dark on a phone; then the search, and the front page in the light on a desk."""
-    api = pytest.importorskip("playwright.sync_api", reason="a browser is driven by: pip install playwright")
+    try:
+        import playwright.sync_api as api
+    except ImportError:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip("the site is built, and no browser looked at it: pip install playwright")
     with api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
         page = chromium.new_page(viewport=PHONE, color_scheme="dark")
