@@ -19,7 +19,7 @@ from ..picture.scene import lie, look_of, op_name, shape_of
 from .facts import Cost, GraphFacts, priced_ops
 from .folded_graph import FoldedGraph, GraphNode
 from .lines import change, headline, time_line
-from .step_parts import step_parts
+from .step_parts import LOOKS, step_parts
 from .summary import away
 from .walked import Candidates, MemoryCourse, TaskSchedule
 
@@ -69,7 +69,7 @@ class _PageData:
             "name": facts.graph.name,
             "head": headline(facts).partition(": ")[2],
             "figures": [list(figure) for figure in _figures(facts)],
-            "parts": step_parts(facts),
+            "parts": [[part, seconds, LOOKS[part].fill] for part, seconds in step_parts(facts).items()],
             "notes": [list(note) for note in _notes(facts)],
             "groups": [[g.title, g.path, g.parent, g.kind, g.times] for g in folded.groups],
             "nodes": [self._node(node) for node in folded.nodes],

@@ -11,12 +11,9 @@ from statistics import mean
 from typing import NamedTuple
 
 from ....sbp.kernels.flops import ATTENTION, PRODUCTS
-from ...figures import duration
-from ...picture import svg
-from ...picture.palette import LINE
 from .facts import GraphFacts, priced_ops
 
-__all__ = ["bar", "drawn_bar", "step_parts"]
+__all__ = ["LOOKS", "bar", "step_parts"]
 
 
 class PartLook(NamedTuple):
@@ -36,7 +33,6 @@ LOOKS = {
     "other stages": PartLook(".", "#9aa4ae"),
     "the slowest": PartLook("~", "#b0574f"),  # waiting for it, where devices compute unevenly
 }
-WIDE, HIGH, ROW, IN_ROW = 960, 32, 22, 4  # pixels of the picture, of its bar and of a row of its legend; parts of a row
 
 
 def step_parts(facts: GraphFacts) -> dict[str, float]:
@@ -78,21 +74,6 @@ def bar(parts: Mapping[str, float], width: int = 72) -> list[str]:
         line += LOOKS[part].sign * (round(width * drawn / whole) - len(line))
     shares = (f"{LOOKS[part].sign} {part} {_percent(seconds / whole)}" for part, seconds in parts.items())
     return [line, ", ".join(shares)]
-
-
-def drawn_bar(parts: Mapping[str, float]) -> str:
-    """The same bar as SVG; its legend has the seconds of each part, and a pointer is told them on the bar."""
-    whole, x, body = sum(parts.values()), 0.0, []
-    said = {part: f"{part} {duration(seconds)}, {_percent(seconds / whole)}" for part, seconds in parts.items()}
-    for part, seconds in parts.items():
-        width = WIDE * seconds / whole
-        body.append(svg.bar(x, 0, width, HIGH, said[part], part, LOOKS[part].fill))
-        x += width
-    entries, y = [([LOOKS[part].fill], words) for part, words in said.items()], HIGH + 10
-    for at in range(0, len(entries), IN_ROW):
-        body += svg.legend(entries[at : at + IN_ROW], 0, y, {"fill": LINE})
-        y += ROW
-    return svg.drawing(WIDE, y, *body, role="img", aria_label="; ".join(said.values()), class_="parts")
 
 
 def _percent(share: float) -> str:

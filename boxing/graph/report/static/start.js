@@ -1,13 +1,11 @@
 // The start: the page is put together, the graph first.
 
-const PARTS = { products: "#4c8fdd", attention: "#9a6fe0", "other ops": "#8fb4dc", moves: "#e08a3c", optimizer: "#3fae83", "the host": "#b58b64", "other stages": "#9aa4ae" };
-
-/** The bar of what a step is spent on. */
+/** The bar of what a step is spent on: the name, the seconds and the colour of each part. */
 function partsBar(parts) {
-  const whole = sum(Object.values(parts));
+  const whole = sum(parts.map(([, seconds]) => seconds));
   if (!whole) return null;
-  const bars = Object.entries(parts).map(([part, seconds]) => h("i", { title: `${part}: ${duration(seconds)}`, style: `width:${((100 * seconds) / whole).toFixed(2)}%;background:${PARTS[part] ?? "#888"}` }));
-  const names = Object.entries(parts).map(([part, seconds]) => h("span", {}, h("i", { style: `background:${PARTS[part] ?? "#888"}` }), part, h("b", {}, percent(seconds / whole))));
+  const bars = parts.map(([part, seconds, fill]) => h("i", { title: `${part}: ${duration(seconds)}`, style: `width:${((100 * seconds) / whole).toFixed(2)}%;background:${fill}` }));
+  const names = parts.map(([part, seconds, fill]) => h("span", {}, h("i", { style: `background:${fill}` }), part, h("b", {}, percent(seconds / whole))));
   return h("div", { class: "parts" }, h("div", { class: "bar" }, bars), h("div", { class: "key" }, names));
 }
 
