@@ -24,7 +24,6 @@ from tools.api_pages import PUBLIC, named, public_names
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PHONE = {"width": 390, "height": 844}
 WORDS, PAGES = 30_000, 14  # of what there is to read, as a newcomer has it
 # How a page looks where it is shown.
 LOOK = """() => {
@@ -151,7 +150,7 @@ def looked_at(address: str, names: list[str]) -> None:
         pytest.skip("the site is built, and no browser looked at it: pip install playwright")
     with api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
-        page = chromium.new_page(viewport=PHONE, color_scheme="dark")
+        page = chromium.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
         wrong: list[str] = []
         page.on("console", lambda said: wrong.append(f"{page.url}: {said.text}") if said.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
