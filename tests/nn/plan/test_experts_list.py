@@ -79,7 +79,8 @@ def test_stages_are_where_links_ask_for_them() -> None:
 
 
 def test_weights_stay_whole_where_states_in_pieces_fit() -> None:
-    """ZeRO-1 before ZeRO-3: with room, and with no more than ZeRO-1 takes."""
+    """Before ZeRO-3 comes whatever leaves weights whole: with room, where whole states are as quick, and with no more
+    than ZeRO-1 takes."""
     grid = "grid cuda (data=8)"
     whole, states, all_cut = (
         checked(f"{grid}\n{lines}") for lines in ("**: data=B", "states **: data=S(0)", "**: data=S(0)")
@@ -90,7 +91,8 @@ def test_weights_stay_whole_where_states_in_pieces_fit() -> None:
     for limit in (2 * whole.memory, states.memory):
         one = found(grid, 8, 16, memory=limit).checked
         assert all_cut.memory <= limit
-        assert cut(one)[0] == 0 < cut(one)[1]
+        assert cut(one)[0] == 0
+        assert (cut(one)[1] > 0) or limit > whole.memory
         assert one.seconds < all_cut.seconds
 
 

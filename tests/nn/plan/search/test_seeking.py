@@ -12,7 +12,7 @@ import sbpflow as flow
 from sbpflow.nn.graph.capture.arguments import StepCall
 from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
-from sbpflow.nn.plan.check import planned_step, priced_by, words_of
+from sbpflow.nn.plan.check import planned_step, priced_by, words_a_sample
 from sbpflow.nn.plan.language.statements import Limit, Pipe
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
@@ -364,7 +364,7 @@ def test_words_may_be_shared_where_there_are_many() -> None:
     with priced_by("h100x8*1"):
         short = space_of(flow.Plan.read(text), model, 4, "cuda", 8, 8, 2**12)
         assert short.contexts == [1]
-        space = space_of(flow.Plan.read(text), model, 4, "cuda", 8, 8, words_of(tokens))
+        space = space_of(flow.Plan.read(text), model, 4, "cuda", 8, 8, words_a_sample(tokens))
         assert space.contexts == [1, 2]
         assert at in [*space.every()]
         seeking = Seeking(space, Trying(model, tokens, loss_of, None, 8, None), str, loss_fn=loss_of, optimizers=[])
