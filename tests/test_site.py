@@ -154,7 +154,7 @@ def looked_at(address: str, names: list[str]) -> None:
         wrong: list[str] = []
         page.on("console", lambda said: wrong.append(f"{page.url}: {said.text}") if said.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
-        page.on("requestfailed", lambda asked: wrong.append(f"{page.url}: {asked.url} failed"))
+        page.on("requestfailed", lambda asked: wrong.append(f"{asked.url}: {asked.failure}"))
         for name in names:
             page.goto(f"{address}/{name}")
             look = page.evaluate(LOOK)
@@ -168,4 +168,5 @@ def looked_at(address: str, names: list[str]) -> None:
         page.goto(f"{address}/index.html")
         assert min(page.evaluate(LOOK)["ground"][:3]) > 200
         chromium.close()
-    assert wrong == []
+    # An icon that is under way when the next page is opened is given up by the browser.
+    assert [each for each in wrong if not each.endswith("net::ERR_ABORTED")] == []
