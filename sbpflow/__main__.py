@@ -7,8 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .placement.errors import PlacementError, SbpflowError
+
+if TYPE_CHECKING:
+    from .nn.plan.commands.words import CommandParser
 
 STOPPED = 130  # as of a program that Ctrl-C has ended
 
@@ -16,7 +20,7 @@ STOPPED = 130  # as of a program that Ctrl-C has ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code: 2 for what the user can mend, said without a traceback."""
     parser = _parser()
-    asked = parser.parse_args(argv)
+    asked = parser.read(argv)
     try:
         if asked.command == "doctor":
             if not asked.measure and (asked.save or asked.ranks):
@@ -87,7 +91,7 @@ def simulate(
         print(f"drew {shown.draw(svg)}", file=sys.stderr if as_json else sys.stdout)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> "CommandParser":
     from .nn.plan.commands.subcommands import add_commands, add_model
     from .nn.plan.commands.words import CommandParser, one_of
 

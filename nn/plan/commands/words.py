@@ -1,7 +1,7 @@
 """Words of a command line: a parser that says, for one that it does not know, the nearest that it does."""
 
 import sys
-from argparse import Action, ArgumentParser, ArgumentTypeError
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -51,13 +51,14 @@ class CommandParser(ArgumentParser):
         self.commands = self.add_subparsers(dest="command", required=True)
         return self.commands
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        known: dict[str, CommandParser] = dict(self.commands.choices or {}) if self.commands else {}  # type: ignore[arg-type]
+    def read(self, given: Sequence[str] | None = None) -> Namespace:
+        """The namespace of a command line, as `parse_args` has it; of what is unknown the error names the nearest."""
+        words = list(sys.argv[1:] if given is None else given)
+        known: dict[str, Any] = dict(self.commands.choices or {}) if self.commands else {}
         first = next((word for word in words if not word.startswith("-")), None)
         if known and first is not None and first not in known:
             self.error(f"no command is called {first!r}\n  {nearest(first, known)}")
-        found, more = self.parse_known_args(words, namespace)
+        found, more = self.parse_known_args(words)
         if more:
             known.get(getattr(found, "command", ""), self).refuse(more[0])
         return found
