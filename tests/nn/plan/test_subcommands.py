@@ -95,7 +95,7 @@ def test_schedules_and_the_machine_are_told_as_json(where: Path, capsys: pytest.
         (["plan", "Llama", "--gpuss", "8"], "no option is called --gpuss\n  did you mean '--gpus'?"),
         (["plan", "Llama", "--dtype", "bf61"], "'bf61' is none of them\n  did you mean 'bf16'?"),
         (["doctor", "--measure", "lnks"], "did you mean 'links'?"),
-        (["diff", "a", "b", "c"], "'c' is one word too many"),
+        (["diff", "a", "b", "model", "c"], "'c' is one word too many"),
     ],
 )
 def test_unknown_words_name_the_nearest(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
