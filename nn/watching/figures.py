@@ -6,7 +6,7 @@ their clocks and memory; what was predicted is the plan's report.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,7 @@ from ...actors.timeline.timeline import Timeline
 from ...boxing.exchange.execute import waited
 from ...boxing.graph.report.report import Report
 from ...boxing.graph.report.step_parts import step_parts
+from ...boxing.graph.report.walked import Walked
 from ...placement import Placement, default_cluster
 from ...placement.cluster import preset_here
 from ...placement.device import family
@@ -60,7 +61,7 @@ def caught_up(step: Step) -> None:
 def report_of(step: Step) -> Report:
     """The report of a plan, made once."""
     if step not in _reports:
-        _reports[step] = explained(step, idle=False)
+        _reports[step] = replace(explained(step, idle=False), walk=Walked)  # the report's own would keep the step
     return _reports[step]
 
 

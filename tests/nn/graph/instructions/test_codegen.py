@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import sbpflow as flow
 
-PLAN = "grid (data=2, tensor=2)\nup.weight: tensor=S(0)\ndown.weight: tensor=S(1)"
+PLAN = "grid (data=2, tensor=2)\nup.weight: tensor=S(0)\ndown.weight: tensor=S(1)\ninput x <- data=S(0)\nhold **"
 PIPE = "grid (pipe=2, data=2)\npipe layers over pipe by {}, 4 micro-batches"
 
 
@@ -54,7 +54,7 @@ def test_a_trace_names_modules_and_moves_in_their_order() -> None:
     step(x)
     found = spans(lambda: step(x))
     assert found[0] == "forward up, down"
-    assert found[1] == "move down.linear: (B, P) -> (B, B) by all_reduce_once"
+    assert found[1] == "move down.linear: (S(0), P) -> (S(0), S(0)) by reduce_scatter"
     assert any(name.startswith("backward ") for name in found)
     assert [name for name in found if "gradient of up.weight" in name]
 

@@ -177,7 +177,7 @@ def test_the_report_tells_bytes_and_seconds() -> None:
     assert slow.waiting == pytest.approx(2 * slow.copying - slow.compute)
     assert slow.predicted == pytest.approx(slow.compute + slow.update + slow.waiting)
     assert "to the host and back" in str(report)
-    assert "on the host 212 KiB of its memory" in report.html()
+    assert "212 KiB of its memory" in report.html()
     assert "KiB of its memory at most a rank" in str(report)
     assert "offload cpu 1" in step_of(offloaded(Net())).plan(*batch()).text()
 
