@@ -95,7 +95,7 @@ VIEWS = frozenset({"same", "reshaped", "permuted", "cut", "spread"})  # traits o
 
 
 def _read(text: str, width: int) -> dict[str, list[str]]:
-    """What is said of each op in the first columns of its row."""
+    """The first columns of each op's row, by its name."""
     rows: dict[str, list[str]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         for name in line[width:].split():

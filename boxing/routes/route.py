@@ -23,6 +23,8 @@ REMAINDERS = 64  # ranks up to which remainders of splits are counted one by one
 MANY = 5  # axes from which on there are too many states to search
 ORDERS = 120  # ways of changing one axis after the other that are then looked at
 PATIENCE = 60  # states with holes to look at before the answer without them will do; a count, so all ranks agree
+FEMTO = 15  # digits of a second that count
+MANY_BYTES = 2.0**40
 
 
 class Leg(NamedTuple):
@@ -73,7 +75,12 @@ def _price(step: Leg) -> Price:
 
 
 def _cost(steps: tuple[Leg, ...]) -> Price:
-    return Price(sum(s.price.time for s in steps), sum(s.price.bytes for s in steps))
+    return Price(_even(sum(s.price.time for s in steps)), sum(s.price.bytes for s in steps))
+
+
+def _even(seconds: float) -> float:
+    """Seconds without their last digits: ways that take as long may be added up in another order."""
+    return round(seconds, FEMTO)
 
 
 class _Problem:
@@ -98,23 +105,23 @@ class _Problem:
         tie = count()
         start: tuple[Leg, ...] = ()
         best = {self.src: (0.0, 0.0, 0)}
-        queue = [(self.bound(self.src), 0.0, 0, next(tie), self.src, 0.0, start)]
+        queue = [(_even(self.bound(self.src)), 0.0, 0, next(tie), self.src, 0.0, start)]
         looked = 0
         while queue and looked < PATIENCE:
             _, moved, n, _, state, time, steps = heappop(queue)
             looked += holes
             if state == self.dst:
                 return steps
-            if (time, moved, n) > best[state]:
+            if (_even(time), moved, n) > best[state]:
                 continue
             for step in self.edges(state, holes):
-                total = (time + step.price.time, moved + step.price.bytes, n + 1)
-                after = step.after
-                estimate = total[0] + self.bound(after)
+                spent = time + step.price.time
+                total, after = (_even(spent), moved + step.price.bytes, n + 1), step.after
+                estimate = _even(spent + self.bound(after))
                 if estimate > limit.time or total >= best.get(after, (float("inf"), 0.0, 0)):
                     continue
                 best[after] = total
-                heappush(queue, (estimate, total[1], total[2], next(tie), after, total[0], (*steps, step)))
+                heappush(queue, (estimate, total[1], total[2], next(tie), after, spent, (*steps, step)))
         return ()
 
     def orders(self) -> Iterator[tuple[Leg, ...]]:
@@ -296,7 +303,8 @@ class _Problem:
         rate = self.rates.get((kind, axes))
         if rate is None:
             start = self.links.seconds(kind, axes, 0.0)
-            rate = self.rates[kind, axes] = start, self.links.seconds(kind, axes, 1.0) - start
+            # Of many bytes: those of one are lost in the digits of what it takes to start.
+            rate = self.rates[kind, axes] = start, (self.links.seconds(kind, axes, MANY_BYTES) - start) / MANY_BYTES
         return Leg(kind, state, after, axes, Price(rate[0] + rate[1] * size, size))
 
     def reductions(self, state: State, holes: bool) -> Iterator[Leg]:

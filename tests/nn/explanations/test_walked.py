@@ -14,7 +14,7 @@ from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.graph.compiled import CompiledGraph
 from sbpflow.nn.plan.check import planned_step, stepped
-from sbpflow.nn.plan.model_source import model_called
+from sbpflow.nn.plan.commands.model_source import model_called
 from sbpflow.nn.plan.plan import Plan
 from tests.boxing.graph.report.walking import opened
 
