@@ -21,7 +21,7 @@ WORSE = "<script>alert(1)</script> & '\""
 
 
 def parsed(shown: Any) -> str:
-    """What a notebook is shown, which is well formed; in one text without marks."""
+    """The HTML of a value in a notebook, which is well formed; in one text without marks."""
     page = ET.fromstring(f"<div>{shown._repr_html_()}</div>")
     assert not page.findall(".//script")
     return " ".join(page.itertext())

@@ -89,7 +89,7 @@ def versions(tree: Path) -> dict[str, str]:
 
 
 def faults(wheel: Path) -> list[str]:
-    """What an index would refuse of a wheel, or show wrongly; and files that would lie beside the package."""
+    """The faults for which an index would refuse a wheel, or show it wrongly; and files beside the package."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (at,) = (name for name in names if name.endswith(".dist-info/METADATA"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 
-from .models import GatedMLP, LlamaAttention
+from .models import GatedMLP, Llama, LlamaAttention, LlamaBlock
 from .setting import Architecture
 
 __all__ = ["DeepSeek", "Mixtral"]
@@ -70,39 +70,17 @@ class LatentAttention(nn.Module):
         return found
 
 
-class MixtureBlock(nn.Module):
-    def __init__(self, of: Architecture, attention: nn.Module, *, dense: bool) -> None:
-        super().__init__()
-        self.norm1, self.attention = nn.RMSNorm(of.hidden), attention
-        self.norm2, self.mlp = nn.RMSNorm(of.hidden), GatedMLP(of.hidden, of.ffn) if dense else Mixture(of)
-
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), turns)
-        found: Tensor = x + self.mlp(self.norm2(x))
-        return found
-
-
-class Mixtral(nn.Module):
+class Mixtral(Llama):
     """Llama with experts in each layer."""
 
     attention: type[nn.Module] = LlamaAttention
 
-    def __init__(self, of: Architecture) -> None:
-        super().__init__()
-        self.words = nn.Embedding(of.vocabulary, of.hidden)
-        self.layers = nn.ModuleList(
-            MixtureBlock(of, self.attention(of), dense=at < of.dense) for at in range(of.layers)
-        )
-        self.norm, self.head = nn.RMSNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
-        turned = ROTARY if of.latent[0] else of.hidden // of.heads
-        self.register_buffer("turns", torch.empty(of.length, turned, dtype=torch.bfloat16))
+    def block(self, of: Architecture, at: int) -> nn.Module:
+        mlp = GatedMLP(of.hidden, of.ffn) if at < of.dense else Mixture(of)
+        return LlamaBlock(of.hidden, self.attention(of), mlp)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.words(tokens)
-        for layer in self.layers:
-            x = layer(x, self.turns)
-        found: Tensor = self.head(self.norm(x))
-        return found
+    def turned(self, of: Architecture) -> int:
+        return ROTARY if of.latent[0] else super().turned(of)
 
 
 class DeepSeek(Mixtral):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .setting import Architecture
 
-__all__ = ["GPT", "Fused", "GatedMLP", "Llama", "LlamaAttention"]
+__all__ = ["GPT", "Fused", "GatedMLP", "Llama", "LlamaAttention", "LlamaBlock"]
 
 
 class Scores(nn.Module):
@@ -132,10 +132,10 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.RMSNorm(of.hidden), LlamaAttention(of)
-        self.norm2, self.mlp = nn.RMSNorm(of.hidden), GatedMLP(of.hidden, of.ffn)
+        self.norm1, self.attention = nn.RMSNorm(width), attention
+        self.norm2, self.mlp = nn.RMSNorm(width), mlp
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), turns)
@@ -149,9 +149,16 @@ class Llama(nn.Module):
     def __init__(self, of: Architecture) -> None:
         super().__init__()
         self.words = nn.Embedding(of.vocabulary, of.hidden)
-        self.layers = nn.ModuleList(LlamaBlock(of) for _ in range(of.layers))
+        self.layers = nn.ModuleList(self.block(of, at) for at in range(of.layers))
         self.norm, self.head = nn.RMSNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
-        self.register_buffer("turns", torch.empty(of.length, of.hidden // of.heads, dtype=torch.bfloat16))
+        self.register_buffer("turns", torch.empty(of.length, self.turned(of), dtype=torch.bfloat16))
+
+    def block(self, of: Architecture, at: int) -> nn.Module:
+        return LlamaBlock(of.hidden, LlamaAttention(of), GatedMLP(of.hidden, of.ffn))
+
+    def turned(self, of: Architecture) -> int:
+        """Dims of a head that are turned."""
+        return of.hidden // of.heads
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)

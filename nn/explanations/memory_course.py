@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...boxing.graph.measures import Held
 from ...boxing.graph.report.walked import MemoryCourse, MemoryMark
-from ..graph.instructions.computing import Backward, SegmentWork
+from ..graph.instructions.computing import Backward, SegmentWork, innermost
 from ..graph.instructions.instruction import Storages
 from ..graph.lower.localise import Localiser
 from ..graph.lower.segments import Segment, segments
@@ -57,14 +57,9 @@ def _straight(program: Program, rank: int, held: Held) -> Iterator[MemoryMark]:
 
 
 def _where(stage: Segment) -> str:
-    """The modules of a segment: the innermost around all of its ops."""
-    paths = [op.origin.module.split(".") for op in stage.ops]
-    shared = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared) or stage.ops[0].origin.module or stage.ops[0].outputs[0].name
+    """The module around all ops of a segment; where it is the model itself, that of the first op, or its result."""
+    first = stage.ops[0]
+    return innermost([op.origin.module for op in stage.ops]) or first.origin.module or first.outputs[0].name
 
 
 def _piped(pieces: Pieces, rank: int, held: Held) -> Iterator[MemoryMark]:

@@ -84,7 +84,7 @@ def evaluated(graph: Any) -> int:
 
 @pytest.mark.parametrize("name", [n for n in BY_NAME if n not in OTHERS])
 def test_as_many_functions_are_evaluated_as_ops_are_made_of_by_torch(name: str) -> None:
-    """What an op and its backward come to where torch has written them in simpler ones."""
+    """The simpler ops in which torch has written an op and its backward, where it has."""
     library: Any = get_decompositions([getattr(torch.ops.aten, each) for each in COMPOSED])
     x = torch.rand(4, 6) / 2 + 0.2
     packet, _, overload = name.partition(".")

@@ -6,7 +6,7 @@ A gradient comes in parts, one from each that uses its value, which are added up
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import takewhile
 from typing import Any, ClassVar, TypeAlias
 
 from ....boxing.graph.physical import Op
@@ -23,7 +23,7 @@ from .instruction import Instruction, Storages
 
 __all__ = [
     "AddPart", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient", "SegmentWork",
-    "modules_of",
+    "innermost", "modules_of",
 ]  # fmt: skip
 
 BackwardPart: TypeAlias = tuple[Sequence[str], Function | None, Sequence[int], Sequence[bool]]
@@ -43,6 +43,16 @@ class SegmentWork(Instruction):
         return f"{self.way}{' again' * self.again} {modules_of(self.segment(text.stages).ops)}"
 
 
+def innermost(modules: Iterable[str]) -> str:
+    """The innermost module around all of these.
+
+    >>> innermost(["blocks.0.norm", "blocks.0", "blocks.0.mlp.up"])
+    'blocks.0'
+    """
+    levels = zip(*(name.split(".") for name in modules), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len({*level}) == 1, levels))
+
+
 def modules_of(ops: Iterable[Op]) -> str:
     """The modules of ops: the innermost one around all of them, and those inside it.
 
@@ -51,8 +61,7 @@ def modules_of(ops: Iterable[Op]) -> str:
     'blocks.0: norm, mlp.up'
     """
     names = list(dict.fromkeys(op.origin.module for op in ops))
-    around = list(accumulate(names[0].split("."), "{}.{}".format)) if len(names) > 1 else []
-    home = max((at for at in around if all(f"{name}.".startswith(f"{at}.") for name in names)), key=len, default="")
+    home = innermost(names) if len(names) > 1 else ""
     inside = [name.removeprefix(home).removeprefix(".") for name in names]
     said = ", ".join(filter(None, inside))
     return ": ".join(filter(None, (home, said))) or "the model itself"

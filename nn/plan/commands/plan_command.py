@@ -78,15 +78,12 @@ def run_plan(asked: Namespace) -> None:
 
 def run_check(asked: Namespace) -> None:
     """Check a plan, which says all."""
-    asked.sweep = asked.memory = asked.dtype = asked.out = asked.svg = None
-    asked.seek = False
     if _opens(asked.plan):
         raise SbpError(
             f"{asked.plan} leaves degrees open, which are looked for before it is checked\n"
             f"  write python -m sbpflow plan {asked.model} {asked.plan}"
         )
-    _rented(asked)
-    _check(asked, named(asked, asked.model), asked.total_tokens, asked.price, _failures(asked))
+    run_plan(asked)
 
 
 def _check(asked: Namespace, of: NamedModel, *money: Any) -> None:

@@ -20,12 +20,14 @@ from typing import Any
 
 from ....boxing.graph.report.page_diff import page_of_two
 from ....placement.errors import SbpError
+from ...graph.step import Step
 from ..check import Checked, planned_step, priced_by, stepped
 from ..language.diff import PlanDiff, diff
 from ..plan import Plan
 from ..search.degrees import THINGS
 from ..training import PUBLISHED
 from .cards import card_kinds
+from .model_source import NamedModel
 from .plan_command import checked, named, run_check, run_plan
 from .words import one_of
 
@@ -53,6 +55,7 @@ def add_commands(commands: Any) -> None:
     checking = _command(commands, "check", "check a plan for a model", "my.plan LlamaForCausalLM --gpus 8xH100")
     _plan_first(checking)
     _rent_of(checking)
+    checking.set_defaults(sweep=None, memory=None, dtype=None, out=None, svg=None, seek=False)  # what `plan` looks for
     explaining = _command(commands, "explain", "tell all of a step under a plan: its ops, moves and memory", _PAIR)
     _plan_first(explaining)
     reporting = _command(commands, "report", "write the page of a step under a plan", f"{_PAIR} -o {PAGE}")
@@ -175,10 +178,13 @@ def _draw(asked: Namespace) -> None:
     _wrote(asked, asked.out)
 
 
-def _stepped(asked: Namespace) -> tuple[Any, Checked]:
-    of = named(asked, asked.model)
+def _stepped(asked: Namespace) -> tuple[Step, Checked]:
+    return _stepped_by(Plan.load(asked.plan), asked, named(asked, asked.model))
+
+
+def _stepped_by(plan: Plan, asked: Namespace, of: NamedModel) -> tuple[Step, Checked]:
     with priced_by(asked.cluster):
-        return stepped(Plan.load(asked.plan), of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
+        return stepped(plan, of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)
 
 
 def _wrote(asked: Namespace, path: Path) -> None:
@@ -212,8 +218,7 @@ def _diff_page(asked: Namespace, said: PlanDiff, a: Plan, b: Plan, model: str | 
             f"  name it: python -m sbpflow diff --html {asked.a} {asked.b} MODEL"
         )
     of = named(asked, model)
-    with priced_by(asked.cluster):
-        plans = [stepped(each, of.model, of.batch, loss_fn=of.loss_fn, ranks=asked.ranks)[1] for each in (a, b)]
+    plans = [_stepped_by(each, asked, of)[1] for each in (a, b)]
     lines = [(row.change, str(row.a or ""), str(row.b or "")) for row in said.rows]
     one, other = (each.report for each in plans)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
