@@ -97,6 +97,7 @@ class MoveRow:
     bucket: int | None = None
     told: float | None = None  # seconds, where an account of the whole step has them
     once: bool = False  # whether a step in micro-batches makes it once
+    members: tuple[tuple[Layout, Layout], ...] = ()  # of a bucket: how what is in it lies, before and after, each once
 
     @property
     def bytes(self) -> int:
@@ -129,6 +130,11 @@ class MoveRow:
     @property
     def dst(self) -> Layout:
         return self.plan.dst
+
+    @property
+    def changes(self) -> tuple[tuple[Layout, Layout], ...]:
+        """From which layouts to which: of what is in a bucket, because its own is that of a row of pieces."""
+        return self.members or ((self.src, self.dst),)
 
     @property
     def free(self) -> bool:
@@ -298,7 +304,9 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         for way in exchanges(together):
             ends, into = [back.of for back in together], [back.into for back in together]
-            yield row(first.into + more, "backward", way, ends, into, first.bucket)
+            block, made = row(first.into + more, "backward", way, ends, into, first.bucket)
+            packed = dict.fromkeys((back.src, back.dst) for back in together) if len(together) > 1 else ()
+            yield block, replace(made, members=(*packed,))
     for names, way in updates(graph.sources):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield row(names[0] + more, "update", way, names, names)

@@ -12,6 +12,7 @@ from ...figures import duration, volume
 from ...plan import BoxingPlan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
+from ..drawn import inputs_on_top
 from ..move_prices import MovePart, MovePrices
 from ..move_table import buckets
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
@@ -90,6 +91,7 @@ class _Painter:
         for name, other in self.stand_in.items():
             self.alike.setdefault(other, []).append(name)
         self.frames = framed(self._modules())
+        self.on_top = inputs_on_top(graph) if focus is None else []
 
     def _shown(self, step: GraphStep) -> bool:
         """Whether no other step stands for this one."""
@@ -158,8 +160,6 @@ class _Painter:
         if ops[0].origin.recompute and not (path and self._again(path[0])):
             lines = (*lines, "recomputed")
         look = "shape" if all(map(shape_only, ops)) else "op"
-        if len(ops) > 3 and self.joined.plain.issuperset(y.name for op in ops for y in op.outputs):
-            lines, look = (f"{len(ops)} ops of no input",), "shape"
         self.scene.add(
             SceneNode(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
         )
@@ -196,7 +196,7 @@ class _Painter:
         ops = [step for step in steps if isinstance(step, Op)]
         lines = [title, op_name(ops[0].op) if len(ops) == 1 else f"{len(ops)} ops"]
         used = dict.fromkeys(n for step in steps for n in map(self.joined.root, step.inputs) if n in self.sources)
-        mine = [self.sources[n] for n in used if self._only(n) == {name}]
+        mine = [self.sources[n] for n in used if self.uses[n] == {name}]
         held = [s.value.layout.nbytes for s in mine if s.kind == "parameter"]
         if held:
             lines.append(f"{some(len(held), 'parameter')}, {volume(sum(held))}")
@@ -267,18 +267,18 @@ class _Painter:
             else:
                 self.scene.join(other, name, side=True)
 
-    def _only(self, name: str) -> set[str]:
-        return self.uses.get(name, set())
+    def _stands(self, source: Source) -> str:
+        return "" if source.value.name in self.on_top else str(source.value.layout.placement)
 
     @cached_property
     def uses(self) -> dict[str, set[str]]:
         """The nodes that use each source or a copy of it."""
-        found: dict[str, set[str]] = {}
+        found: dict[str, set[str]] = {name: set() for name in self.sources}
         for step in self.steps:
             if id(step) in self.node and step.outputs[0].name not in self.joined.lifted:
                 for name in map(self.joined.root, map(self.joined.origin, step.inputs)):
                     if name in self.sources:
-                        found.setdefault(name, set()).add(self.node[id(step)])
+                        found[name].add(self.node[id(step)])
         return found
 
     def _notes(self) -> None:
@@ -286,15 +286,15 @@ class _Painter:
         notes: dict[str, list[Source]] = {}
         at = {name: n for n, name in enumerate(self.scene.nodes)}
         for name, source in self.sources.items():
-            if name in self.stand_in:
+            if name in self.stand_in or name in self.joined.hidden:
                 continue
-            if source.kind == "input" and self._only(name):
+            if source.kind == "input" and self.uses[name]:
                 there = source.value.layout
-                lines, place = (self.graph.called.get(name, name), shape_of(there)), str(there.placement)
-                self.scene.add(SceneNode(name, lines, "input", (), place, tip=f"{name}\n{there}"))
+                lines = (self.graph.called.get(name, name), shape_of(there))
+                self.scene.add(SceneNode(name, lines, "input", (), self._stands(source), tip=f"{name}\n{there}"))
                 continue
-            for user in sorted(self._only(name), key=at.__getitem__):
-                if not user.startswith("module ") or len(self._only(name)) > 1:
+            for user in sorted(self.uses[name], key=at.__getitem__):
+                if not user.startswith("module ") or len(self.uses[name]) > 1:
                     notes.setdefault(user, []).append(source)
         told: set[str] = set()
         for user, sources in notes.items():
@@ -312,7 +312,7 @@ class _Painter:
             moved += [self._told(copy) for copy in copies if not self.graph.plan(copy).total]
             arrives = dict.fromkeys(brief(c.output.layout) for c in copies if c.output.name in self.joined.lifted)
             arrives.pop(brief(there), None)
-            shared = len(self._only(name)) > 1
+            shared = len(self.uses[name]) > 1
             line = f"{name if shared else name.rpartition('.')[2]}  {shape_of(there)}  {brief(there)}"
             lines.append(f"{line} as {', '.join(arrives)}" if arrives else line)
             of = [name] if name not in told else []

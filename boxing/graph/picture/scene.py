@@ -71,6 +71,18 @@ class Scene:
         return [tail for tail, head, _, side in self.ways if side and head == name]
 
     @property
+    def inputs_by_place(self) -> dict[str, list[str]]:
+        """The inputs that stand in no placement, by that of their first reader."""
+        found: dict[str, list[str]] = {node.place: [] for node in self.nodes.values()}
+        read = set[str]()
+        for tail, head, _, _ in self.ways:
+            node = self.nodes[tail]
+            if node.look == "input" and not node.place and tail not in read:
+                read.add(tail)
+                found[self.nodes[head].place].append(tail)
+        return found
+
+    @property
     def edges(self) -> list[SceneEdge]:
         """One edge between two nodes; it says all that goes along it, each once."""
         return [

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from ....placement import Placement
 from ..blocks import Blocks, repeated
+from ..drawn import constants
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from ..picture.scene import op_name, shape_only, tokens
 
@@ -75,7 +76,7 @@ class FoldedGraph:
         self._backs: dict[str, list[Back]] = {}
         for back in graph.backs:
             self._backs.setdefault(back.of, []).append(back)
-        self._plain = {name for name, source in self._sources.items() if source.kind in ("buffer", "constant")}
+        self._constants = constants(graph)
         self._from: dict[str, int] = {}  # value -> the node that it comes from
         self._via: dict[str, str] = {}  # value that a free move makes -> the one before it
         self._made = set[tuple[int, int, str]]()
@@ -131,9 +132,7 @@ class FoldedGraph:
         self._from.update(dict.fromkeys(names, at))
         if isinstance(step, Box):
             node.moves += [("forward", names[0]), ("again", names[0]), *self._back_keys(names[0])]
-        elif self._plain.issuperset(step.inputs):
-            self._plain.update(names)
-        node.view = shape_only(step) or self._plain.issuperset(names)
+        node.view = shape_only(step) or self._constants.issuperset(names)
         for name in dict.fromkeys(step.inputs):
             self._enters(self.stand(name), at, node)
 

@@ -18,7 +18,7 @@ from ..physical import Op
 from ..picture.scene import lie, look_of, op_name, shape_of
 from .facts import Cost, GraphFacts, priced_ops
 from .folded_graph import FoldedGraph, GraphNode
-from .lines import change, headline, time_line
+from .lines import changes, headline, time_line
 from .step_parts import LOOKS, step_parts
 from .summary import away
 from .walked import Candidates, MemoryCourse, TaskSchedule
@@ -154,7 +154,7 @@ class _PageData:
         return {
             "name": row.name,
             "direction": row.direction,
-            "change": self.text(change(row.src, row.dst)),
+            "change": self.text(changes(row)),
             "route": row.route,
             "look": look_of([row.plan]),
             "bytes": row.bytes,
