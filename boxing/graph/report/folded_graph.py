@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ....placement import Placement
 from ..blocks import Blocks, repeated
-from ..drawn import constants
+from ..drawn import constants, inputs_on_top
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from ..picture.scene import op_name, shape_only, tokens
 
@@ -47,6 +47,7 @@ class GraphNode:
     step: GraphStep | None = None
     source: Source | None = None
     view: bool = False  # whether it only reads its input in another shape, or hangs on no input
+    top: bool = False  # whether it stands at the top of its stage
     values: tuple[str, ...] = ()  # names of the values that it makes, itself
     parameters: list[str] = field(default_factory=list)
     moves: list[MoveKey] = field(default_factory=list)
@@ -98,13 +99,15 @@ class FoldedGraph:
         return made | alike
 
     def _inputs(self) -> None:
+        on_top = inputs_on_top(self.graph)
         for name, source in self._sources.items():
             if source.kind == "input" and any(name in step.inputs for step in self.graph.steps):
                 stage = self._stage(source.value.layout.placement)
                 self._from[name] = len(self.nodes)
                 label = self.graph.called.get(name, name)
                 group = self._group(stage, ())
-                self.nodes.append(GraphNode("input", label, group, 1, source=source, values=(name,)))
+                top = name in on_top
+                self.nodes.append(GraphNode("input", label, group, 1, source=source, top=top, values=(name,)))
 
     def _steps(self) -> None:
         alone = self._alone()
