@@ -15,7 +15,6 @@ from ...boxing.graph.report.report import Report
 from ...boxing.graph.report.walked import Walked
 from ...placement.cluster import default_cluster
 from ...placement.device import family
-from ...sbp.joint.op_cost import OpSeconds
 from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
 from ..graph.choose.choose import Decided
@@ -66,7 +65,9 @@ def walked(step: Step, memory: MemoryReport | None) -> Walked:
             assert isinstance(step.program, Program)
             costs = tuple(_costs(step.plan.decided))
             update = _spent(step.plan.decided).update
-            return Walked(candidates, course, (straight_schedule(step.program, costs, update),), straight_values(step.program))
+            return Walked(
+                candidates, course, (straight_schedule(step.program, costs, update),), straight_values(step.program)
+            )
         return Walked(candidates, course, tuple(task_schedules(pieces)), chunk_values(pieces))
 
 

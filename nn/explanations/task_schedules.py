@@ -23,7 +23,7 @@ from .step_timeline import collected, timeline
 __all__ = ["by_the_clock", "chunk_values", "straight_schedule", "straight_values", "task_schedules"]
 
 ALONE = "Times of other ranks are with them: have every rank call step.timeline(), then save the page on the first."
-STRAIGHT = "A step that is no pipeline keeps no times of its own: a trace of torch.profiler has those of its modules and moves."
+STRAIGHT = "A step that is no pipeline keeps no times of its own; a trace of torch.profiler has its modules and moves."
 TASK = re.compile(r"([FBWU])(\d+)(?:\.\d+)?")
 
 
