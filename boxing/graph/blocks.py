@@ -144,8 +144,16 @@ class Stages:
     @property
     def titles(self) -> dict[str, str]:
         """The names of stages that stand for others."""
-        alike = [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
-        return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in alike}
+        return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in self._alike}
+
+    @property
+    def ends(self) -> dict[str, str]:
+        """For each of these, the last for which it stands: from there values go on."""
+        return {like[0]: like[-1] for like in self._alike}
+
+    @property
+    def _alike(self) -> list[tuple[str, ...]]:
+        return [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
 
 
 def repeated(run: Repetition, path: str, last: Mapping[str, str]) -> str:

@@ -118,7 +118,8 @@ class _Painter:
         self._ends()
         for path in self.frames:
             self.scene.titles[path] = self._title(path)
-        self.scene.titles.update(self.stages.titles if self.stages else {})
+        self.scene.titles |= self.stages.titles if self.stages else {}
+        self.scene.ends |= self.stages.ends if self.stages else {}
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
@@ -147,14 +148,11 @@ class _Painter:
         ops = [s for s in self.steps if isinstance(s, Op) and f"{s.origin.module}.".startswith(f"{path}.")]
         return bool(ops) and all(op.origin.recompute for op in ops)
 
-    def _place(self, step: GraphStep) -> str:
-        return str(step.outputs[0].layout.placement)
-
     def _op(self, name: str, steps: Sequence[GraphStep]) -> None:
         """One op, or several that share a node, and the chip of what their parameters have to be moved before."""
         ops = [step for step in steps if isinstance(step, Op)]
         module = ops[0].origin.module
-        path, place = self._path(module), self._place(ops[0])
+        path, place = self._path(module), _place(ops[0])
         rest = module[len(path[-1]) :].removeprefix(".") if path else module
         lines = counted([op_name(op.op) for op in ops], f"{rest}: " if rest else "")
         if ops[0].origin.recompute and not (path and self._again(path[0])):
@@ -203,7 +201,7 @@ class _Painter:
         again = sum(bool(op.origin.recompute) for op in ops)
         if again:
             lines.append("recomputed" if again == len(ops) else f"{some(again, 'op')} recomputed")
-        place = self._place(steps[0])
+        place = _place(steps[0])
         self.scene.add(SceneNode(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]
         backs = [b for n in (*(box.output.name for box in boxes), *(s.value.name for s in mine)) for b in self._back(n)]
@@ -248,7 +246,7 @@ class _Painter:
         plan, parts = self.graph.plan(box), self._copied(box)
         back = self._alone([back for back in self._back(name) if back.plan.total])
         inside = plan.src.placement is plan.dst.placement
-        place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
+        place, path = _place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
         if plan.total or not back:
             self.scene.add(SceneNode(name, words(*parts), look_of(parts), path, place, tip=tip, parts=(*parts,)))
@@ -266,9 +264,6 @@ class _Painter:
                 self.scene.join(self.node[id(maker)], other, back=True)
             else:
                 self.scene.join(other, name, side=True)
-
-    def _stands(self, source: Source) -> str:
-        return "" if source.value.name in self.on_top else str(source.value.layout.placement)
 
     @cached_property
     def uses(self) -> dict[str, set[str]]:
@@ -291,7 +286,8 @@ class _Painter:
             if source.kind == "input" and self.uses[name]:
                 there = source.value.layout
                 lines = (self.graph.called.get(name, name), shape_of(there))
-                self.scene.add(SceneNode(name, lines, "input", (), self._stands(source), tip=f"{name}\n{there}"))
+                place = "" if name in self.on_top else str(there.placement)
+                self.scene.add(SceneNode(name, lines, "input", (), place, tip=f"{name}\n{there}"))
                 continue
             for user in sorted(self.uses[name], key=at.__getitem__):
                 if not user.startswith("module ") or len(self.uses[name]) > 1:
@@ -398,3 +394,7 @@ class _Painter:
 
     def _passes(self, step: GraphStep) -> bool:
         return step.outputs[0].name in self.joined.passed
+
+
+def _place(step: GraphStep) -> str:
+    return str(step.outputs[0].layout.placement)

@@ -14,15 +14,16 @@ __all__ = ["with_ports"]
 
 def with_ports(scene: Scene) -> Scene:
     """The same scene, where no edge goes from one placement to another."""
-    made = Scene(scene.prices, dict(scene.nodes), {}, scene.titles)
+    made = Scene(scene.prices, dict(scene.nodes), {}, scene.titles, scene.ends)
     for (tail, head, back, side), said in scene.ways.items():
         here, there = scene.nodes[tail].place, scene.nodes[head].place
         if not here or not there or here == there:
             made.ways[tail, head, back, side] = said
             continue
         leaves, enters = f"{tail} to {there}", f"{tail} from {here} to {there}"
+        last = scene.ends.get(here, here)
         made.add(SceneNode(leaves, (f"to {_short(there)}",), "outside", (), here, tip=f"to {there}"))
-        made.add(SceneNode(enters, (f"from {_short(here)}",), "outside", (), there, tip=f"from {here}"))
+        made.add(SceneNode(enters, (f"from {_short(last)}",), "outside", (), there, tip=f"from {last}"))
         for ends, (texts, tips) in (((tail, leaves), said), ((enters, head), ({}, said[1]))):
             made.join(*ends, back=back, side=side)
             known = made.ways[*ends, back, side]

@@ -62,6 +62,7 @@ class Scene:
     nodes: dict[str, SceneNode] = field(default_factory=dict)
     ways: dict[tuple[str, str, bool, bool], tuple[dict[str, None], dict[str, None]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)  # of placements that stand for others, the last of these
 
     def add(self, node: SceneNode) -> None:
         self.nodes.setdefault(node.name, node)
