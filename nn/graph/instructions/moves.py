@@ -28,11 +28,11 @@ class MoveInstruction(Instruction):
         return f"{self.way} {self.words(transfer)}"
 
     def values(self, transfer: Transfer) -> list[LocalRegister]:
-        """What is moved."""
+        """The registers that are moved, where they arrive or whence they go."""
         return [x for x in (*self.writes, *self.reads) if x.kind not in ("moving", "holders")][: len(transfer.pairs)]
 
     def words(self, transfer: Transfer) -> str:
-        """What is moved, from where to where and how."""
+        """The moved values, from where to where and how."""
         moved = self.values(transfer)
         names = [f"{'gradient of ' * x.is_gradient}{(x.of or x).partition('@')[0]}" for x in moved]
         values = ", ".join(names[:NAMED]) + f" and {len(names) - NAMED} more" * (len(names) > NAMED)

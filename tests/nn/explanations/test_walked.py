@@ -113,7 +113,7 @@ def test_hidden_seconds_of_moves_are_those_of_the_step() -> None:
 
 
 def schedules_of_ranks() -> list[list[tuple[str, int, str]]]:
-    """What pages of a rank have: before and after all ranks were asked for the timeline."""
+    """Schedules on the pages of a rank: before and after all ranks were asked for the timeline."""
     step = step_of(Net(), placement=LINE, micro_batches=2, schedule="1f1b")
     step(X)
     found = []
