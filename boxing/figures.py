@@ -1,8 +1,9 @@
 """Figures as one reads them: bytes, seconds and counts in words, and lines of code where a reader finds them."""
 
 import os
+from collections.abc import Sequence
 
-__all__ = ["counted", "duration", "user_path", "volume"]
+__all__ = ["counted", "duration", "on_axis", "user_path", "volume"]
 
 
 def volume(nbytes: float) -> str:
@@ -29,6 +30,17 @@ def duration(seconds: float) -> str:
         if seconds < 999.5 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+def on_axis(seconds: Sequence[float]) -> list[str]:
+    """Marks of one axis of time, all in the unit of the last.
+
+    >>> on_axis([0.0, 0.02, 0.04]), on_axis([0.0, 0.75, 1.5])
+    (['0 ms', '20 ms', '40 ms'], ['0 s', '0.75 s', '1.5 s'])
+    """
+    unit = duration(max(seconds, default=0.0)).rpartition(" ")[2]
+    size = {"us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
+    return [f"{each / size:.3g} {unit}" for each in seconds]
 
 
 def counted(many: int) -> str:

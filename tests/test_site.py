@@ -167,6 +167,8 @@ def looked_at(address: str, names: list[str]) -> None:
         page.set_viewport_size({"width": 1400, "height": 900})
         page.goto(f"{address}/index.html")
         assert min(page.evaluate(LOOK)["ground"][:3]) > 200
+        page.evaluate("document.body.dataset.theme = 'dark'")  # as its toggle does, on a light screen
+        assert page.evaluate("getComputedStyle(document.querySelector('article img')).colorScheme") == "dark"
         chromium.close()
     # An icon that is under way when the next page is opened is given up by the browser.
     assert [each for each in wrong if not each.endswith("net::ERR_ABORTED")] == []

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from statistics import median, median_low
 from typing import Literal, NamedTuple, TypeAlias
 
+from ...boxing.figures import duration
 from ..protocol.feasibility import waits
 from ..protocol.network import Network
 from ..protocol.simulate import Ran
@@ -108,7 +109,7 @@ class StepRecords:
         if idle > 0.5 * self.usual:
             if did.cause is None or by is None or by.rank == did.rank or free > ready:
                 return "late", "for nothing: all was there, and its queue did not begin it"
-            return "way", f"for {did.cause.register}, {_ms(idle)} on its way from {by} on rank {by.rank}"
+            return "way", f"for {did.cause.register}, {duration(idle)} on its way from {by} on rank {by.rank}"
         if before and free >= ready:
             return "busy", f"for {before} on the same queue{_slowly(before, usual)}"
         if did.cause is None or by is None:
@@ -190,7 +191,7 @@ def parting(real: StepRecords, simulated: StepRecords, tolerance: float = 0.5) -
                 break
             if late > allowed:
                 why, words = real.why(mine, usual)
-                text = f"{mine} began {_ms(late)} later than simulated, having waited {words}"
+                text = f"{mine} began {duration(late)} later than simulated, having waited {words}"
                 found.append((mine.ran.start, Parting("late", rank, queue, model, mine, late, why, text)))
                 break
     return min(found, key=lambda each: each[0])[1] if found else None
@@ -248,8 +249,8 @@ def _lines(real: StepRecords, simulated: StepRecords | None, tolerance: float) -
         yield f"{real.network.name}: nothing was recorded"
         return
     unit = scale(real, simulated) if simulated else 1.0
-    beside = f", simulated {_ms((simulated.end - simulated.start) * unit)}" if simulated else ""
-    yield f"{real.network.name}: step {_ms(real.end - real.start)}{beside}"
+    beside = f", simulated {duration((simulated.end - simulated.start) * unit)}" if simulated else ""
+    yield f"{real.network.name}: step {duration(real.end - real.start)}{beside}"
     homes = {queue: rank for rank, queue in real.queues}
     model = (
         StepRecords(real.network, tuple((homes.get(r.queue, -1), r) for _, r in simulated.records))
@@ -258,12 +259,13 @@ def _lines(real: StepRecords, simulated: StepRecords | None, tolerance: float) -
     )
     for rank in sorted({rank for rank, _ in real.records}):
         beside = f" (simulated {model.bubble(rank):.1%})" if model else ""
-        yield f"  rank {rank}: bubble {real.bubble(rank):.1%}{beside}, exposed communication {_ms(real.exposed(rank))}"
+        exposed = duration(real.exposed(rank))
+        yield f"  rank {rank}: bubble {real.bubble(rank):.1%}{beside}, exposed communication {exposed}"
     rank, queue, share = real.busiest()
     yield f"  busiest queue: {queue} on rank {rank}, {share:.1%} of the step"
     early = max((did.early for did in real.replay.done if not real.wire(did.ran.queue)), default=0.0)
     if early > 0.5 * real.usual:
-        yield f"  clocks: some firings began up to {_ms(early)} before what they take was there; see the offsets"
+        yield f"  clocks: some firings began up to {duration(early)} before what they take was there; see the offsets"
     parted = parting(real, simulated, tolerance) if simulated else None
     if simulated:
         yield "  parts from the simulation: " + (
@@ -272,7 +274,3 @@ def _lines(real: StepRecords, simulated: StepRecords | None, tolerance: float) -
     if parted and parted.kind == "missing":
         yield from (f"    {line}" for line in str(waits(real.replay.desk)).splitlines()[:MOST])
     yield f"  try: {advice(real, simulated, parted)}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -3,6 +3,7 @@
 A row is a queue of a rank; each says how much of the step it stood still.
 """
 
+from ...boxing.figures import duration, on_axis
 from ...boxing.picture import svg
 from ...boxing.picture.palette import LINE
 from ..runtime.replay import Did
@@ -23,7 +24,7 @@ def chart(real: StepRecords, model: StepRecords | None, unit: float) -> str:
     left = svg.LETTER * max(map(len, names), default=0) + 16
     body, y = [svg.text(6, 18, real.network.name, fill=LINE, font_size=14)], TOP
     for step, each, before in parts:
-        title = f"{before or 'real '}{_ms((step.end - step.start) * each)}"
+        title = f"{before or 'real '}{duration((step.end - step.start) * each)}"
         body.append(svg.text(6, y + 12, title, fill=LINE, font_weight="bold"))
         y += 20
         for (rank, queue), dids in step.queues.items():
@@ -33,7 +34,8 @@ def chart(real: StepRecords, model: StepRecords | None, unit: float) -> str:
             body.append(svg.text(left + WIDE + 8, y + 15, f"{1 - _busy(step, rank, queue):.0%} idle", fill=LINE))
             y += HIGH + GAP
         y += 8
-    body += svg.axis(((left + WIDE * k / TICKS, _ms(long * k / TICKS)) for k in range(TICKS + 1)), y)
+    marks = on_axis([long * k / TICKS for k in range(TICKS + 1)])
+    body += svg.axis(((left + WIDE * k / TICKS, words) for k, words in enumerate(marks)), y)
     kinds = {_kind(did) for step, _, _ in parts for dids in step.queues.values() for did in dids}
     known = [([_fill(kind)], word) for kind, word in {**KINDS, "": "moves"}.items() if kind in kinds]
     body += svg.legend(known, 6, y + 26, {"fill": LINE}, stroke=LINE)
@@ -63,7 +65,3 @@ def _bar(did: Did, x: float, y: int, scale: float) -> str:
     said = " and ".join(f"{name} of micro-batch {label}" for name, label in did.ran.parts)
     label = "&".join(str(label) for _, label in did.ran.parts)
     return svg.bar(x, y, max((did.ran.end - did.ran.start) * scale, 0.5), HIGH, said, label, _fill(_kind(did)))
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -56,7 +56,8 @@ class Blocks:
     """The repeated blocks of a graph; a block is the steps that share one `origin.block`, and the sources under it.
 
     Three repeats are folded, in an overview two; fewer are drawn one by one. In an overview values from another
-    placement stand before the blocks there, so that the first of them is like the others.
+    placement stand before the blocks there, and blocks are alike however their inputs lie, so that the first of them is
+    like the others.
     """
 
     def __init__(self, graph: Physical, *, overview: bool = False) -> None:
@@ -80,7 +81,8 @@ class Blocks:
         families: dict[str, list[str]] = {}
         for name in self._blocks:
             families.setdefault(name.rpartition(".")[0], []).append(name)
-        found = _Repeats(graph, self._blocks, self._home, 2 if overview else 3, lambda of: of)
+        entering = (lambda of: None) if overview else (lambda of: of)
+        found = _Repeats(graph, self._blocks, self._home, 2 if overview else 3, lambda of: of, entering)
         self.runs = tuple(run for listed in families.values() for run in found.runs(listed))
         self.folded, self.stand_in = found.folded(self.runs), found.stand_in(self.runs)
 
@@ -127,7 +129,7 @@ class Stages:
             if source.kind != "input" and used.get(name) == {stage}:
                 self._home[name] = stage
                 stages[stage].sources.append(source)
-        found = _Repeats(graph, stages, self._home, 3, _anywhere)
+        found = _Repeats(graph, stages, self._home, 3, _anywhere, _anywhere)
         self.runs = tuple(found.runs(list(names)))
         self.folded, self.stand_in = found.folded(self.runs), found.stand_in(self.runs)
 
@@ -142,8 +144,16 @@ class Stages:
     @property
     def titles(self) -> dict[str, str]:
         """The names of stages that stand for others."""
-        alike = [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
-        return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in alike}
+        return {like[0]: f"{like[0]} to {like[-1]}:  x {len(like)}" for like in self._alike}
+
+    @property
+    def ends(self) -> dict[str, str]:
+        """For each of these, the last for which it stands: from there values go on."""
+        return {like[0]: like[-1] for like in self._alike}
+
+    @property
+    def _alike(self) -> list[tuple[str, ...]]:
+        return [run.like(at) for run in self.runs for at in range(run.period) if run.times > 1]
 
 
 def repeated(run: Repetition, path: str, last: Mapping[str, str]) -> str:
@@ -180,7 +190,8 @@ def _anywhere(of: Layout) -> Any:
 
 
 class _Repeats:
-    """Blocks in which values have their homes, and which of them are alike, where layouts are equal by `like`."""
+    """Blocks in which values have their homes, and which of them are alike, where layouts are equal by `like`, and
+    those of values from outside by `entering`."""
 
     def __init__(
         self,
@@ -189,8 +200,10 @@ class _Repeats:
         home: Mapping[str, str],
         fewest: int,
         like: Callable[[Layout], Any],
+        entering: Callable[[Layout], Any],
     ) -> None:
-        self.graph, self.blocks, self.home, self.fewest, self.like = graph, blocks, home, fewest, like
+        self.graph, self.blocks, self.home, self.fewest = graph, blocks, home, fewest
+        self.like, self.entering = like, entering
         for back in graph.backs:
             if back.of in home:
                 blocks[home[back.of]].backs.append(back)
@@ -238,7 +251,7 @@ class _Repeats:
         def known(name: str) -> Any:
             if name in block.numbers:
                 return block.numbers[name]
-            return outside.setdefault(name, ("from outside", len(outside), self.like(self.graph.layout(name))))
+            return outside.setdefault(name, ("from outside", len(outside), self.entering(self.graph.layout(name))))
 
         steps: list[tuple[Any, ...]] = []
         for step in block.steps:

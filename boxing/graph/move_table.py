@@ -5,7 +5,7 @@ that are gathered again for the backward have a row more.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ...placement import Placement
@@ -60,6 +60,7 @@ class MoveAccount:
     known: Collection[str] = ()  # values that are not inside of such ops
     stepped_whole: frozenset[str] = frozenset()
     piped: bool = False
+    hides: Mapping[AccountKey, float] = field(default_factory=dict)  # the part of `each` that computing hides
 
     def key(self, root: str, direction: str) -> AccountKey:
         return (root, direction) if root in self.known else ("", "")
@@ -98,6 +99,8 @@ class MoveRow:
     bucket: int | None = None
     told: float | None = None  # seconds, where an account of the whole step has them
     once: bool = False  # whether a step in micro-batches makes it once
+    hidden: float = 0.0  # seconds of it beside which something is computed
+    members: tuple[tuple[Layout, Layout], ...] = ()  # of a bucket: how what is in it lies, before and after, each once
 
     if not TYPE_CHECKING:
         plan = MovedName("sbpflow.boxing.graph.move_table.MoveRow.plan")
@@ -117,6 +120,11 @@ class MoveRow:
         return self.boxing.price.time if self.told is None else self.told
 
     @property
+    def waited(self) -> float:
+        """Seconds of it during which nothing is computed."""
+        return max(0.0, self.seconds - self.hidden)
+
+    @property
     def ways(self) -> tuple[CollectiveKind, ...]:
         """Each kind of collective with its axes, once."""
         return tuple(dict.fromkeys(ways_of(self.boxing)))
@@ -133,6 +141,11 @@ class MoveRow:
     @property
     def dst(self) -> Layout:
         return self.boxing.dst
+
+    @property
+    def changes(self) -> tuple[tuple[Layout, Layout], ...]:
+        """From which layouts to which: of what is in a bucket, because its own is that of a row of pieces."""
+        return self.members or ((self.src, self.dst),)
 
     @property
     def free(self) -> bool:
@@ -201,8 +214,9 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
         if known is not None:
             n = known.count + 1
             told = None if row.told is None or known.told is None else known.told + (row.told - known.told) / n
+            hidden = known.hidden + (row.hidden - known.hidden) / n
             of, ends = known.of + row.of, known.ends + row.ends
-            row = replace(row, name=name, module=module, count=n, told=told, of=of, ends=ends)
+            row = replace(row, name=name, module=module, count=n, told=told, hidden=hidden, of=of, ends=ends)
         rows[key] = row
     return sorted(rows.values(), key=lambda row: (-row.spent, -row.bytes * row.count))
 
@@ -233,8 +247,9 @@ def _accounted(
             found.append((block, replace(row, told=row.seconds, once=account.piped)))
             continue
         told = sum(account.seconds(key) * seconds / sums[key] for key, seconds in mine if sums[key])
+        hidden = sum(account.hides.get(key, 0.0) * seconds / sums[key] for key, seconds in mine if sums[key])
         once = not row.free and all(account.once(key) for key, _ in mine)
-        found.append((block, replace(row, told=told, once=once)))
+        found.append((block, replace(row, told=told, hidden=hidden, once=once)))
     return found
 
 
@@ -302,7 +317,9 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
         for way in exchanges(together):
             ends, into = [back.of for back in together], [back.into for back in together]
-            yield row(first.into + more, "backward", way, ends, into, first.bucket)
+            block, made = row(first.into + more, "backward", way, ends, into, first.bucket)
+            packed = dict.fromkeys((back.src, back.dst) for back in together) if len(together) > 1 else ()
+            yield block, replace(made, members=(*packed,))
     for names, way in updates(graph.sources):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield row(names[0] + more, "update", way, names, names)

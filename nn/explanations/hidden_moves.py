@@ -5,43 +5,68 @@ moves           ---a---b---b---             and its link carries one move after 
                            ^^^^ waited for: not hidden
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ...boxing.boxing import between
 from ...boxing.graph.buckets import packed
 from ...sbp.joint.op_cost import OpSeconds
 from ..graph.instructions.computing import Backward, FirstHalf, SecondHalf, SegmentWork
 from ..graph.instructions.instruction import Instruction
-from ..graph.instructions.moves import MoveNow, StartMove, WaitForMove
+from ..graph.instructions.moves import MoveInstruction, MoveNow, StartMove, WaitForMove
 from ..graph.lower.registers import Transfer
 from ..graph.lower.segments import Segment, Stage
 
-__all__ = ["hidden_seconds"]
+__all__ = ["PlayedTask", "hidden_seconds", "played"]
 
 NOTHING = OpSeconds(0.0, 0.0)
 
 
-def hidden_seconds(
+class PlayedTask(NamedTuple):
+    """A segment or a move of a list, from when to when in seconds."""
+
+    do: SegmentWork | MoveInstruction
+    start: float
+    end: float
+
+    @property
+    def spent(self) -> float:
+        return self.end - self.start
+
+
+def played(
     todo: Iterable[Instruction], stages: Sequence[Stage], transfers: Sequence[Transfer], costs: Mapping[str, OpSeconds]
-) -> float:
-    """Seconds by which a list ends sooner than if each move were waited for where it starts; `costs` are those of ops,
-    by the names of their first results."""
-    now = link = computing = moving = 0.0
+) -> Iterator[PlayedTask]:
+    """The segments and moves of a list by the clock of a rank; `costs` are those of ops, by the names of their first
+    results."""
+    now = link = 0.0
     due: dict[int, float] = {}
     for do in todo:
         if isinstance(do, SegmentWork):
-            spent = _computing(do, do.segment(stages), costs)
-            computing, now = computing + spent, now + spent
+            start, now = now, now + _computing(do, do.segment(stages), costs)
+            yield PlayedTask(do, start, now)
         elif isinstance(do, MoveNow | StartMove):
-            spent = _moving(transfers[do.number])
-            moving, link = moving + spent, max(link, now) + spent
+            spent, start = _moving(transfers[do.number]), max(link, now)
+            link = start + spent
+            yield PlayedTask(do, start, link)
             if isinstance(do, StartMove):
                 due[do.number] = link
             elif spent:
                 now = link
         elif isinstance(do, WaitForMove):
             now = max(now, due.pop(do.number))
-    return moving - (max([now, *due.values()]) - computing)
+
+
+def hidden_seconds(tasks: Iterable[PlayedTask]) -> float:
+    """Seconds by which a list ends sooner than if each move were waited for where it starts."""
+    computing = moving = end = 0.0
+    for task in tasks:
+        if isinstance(task.do, SegmentWork):
+            computing += task.spent
+        else:
+            moving += task.spent
+        end = max(end, task.end)
+    return moving - (end - computing)
 
 
 def _computing(do: SegmentWork, segment: Segment, costs: Mapping[str, OpSeconds]) -> float:

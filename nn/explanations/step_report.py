@@ -15,7 +15,6 @@ from ...boxing.graph.report.report import Report
 from ...boxing.graph.report.walked import Walked
 from ...placement.cluster import default_cluster
 from ...placement.device import family
-from ...sbp.joint.op_cost import OpSeconds
 from ...sbp.joint.pins import is_pin_alone
 from ...sbp.joint.solver.local_search import swaps
 from ..graph.choose.choose import Decided
@@ -28,7 +27,7 @@ from .idle_axes import said_of_idle
 from .memory_course import memory_course
 from .model_work import model_work
 from .op_candidates import candidates_of
-from .task_schedules import chunk_values, task_schedules
+from .task_schedules import by_the_clock, chunk_values, straight_schedule, straight_values, task_schedules
 
 __all__ = ["explained", "parts_of", "walked"]
 
@@ -63,7 +62,12 @@ def walked(step: Step, memory: MemoryReport | None) -> Walked:
         rank, held = max(memory.ranks.items(), key=lambda item: item[1].total) if memory and memory.ranks else (0, None)
         course = memory_course(step, rank, held) if held else None
         if pieces is None:
-            return Walked(candidates, course)
+            assert isinstance(step.program, Program)
+            costs = tuple(_costs(step.plan.decided))
+            update = _spent(step.plan.decided).update
+            return Walked(
+                candidates, course, (straight_schedule(step.program, costs, update),), straight_values(step.program)
+            )
         return Walked(candidates, course, tuple(task_schedules(pieces)), chunk_values(pieces))
 
 
@@ -91,7 +95,7 @@ def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
     spent, costs = _spent(decided), tuple(_costs(decided))
     if spent.hidden and isinstance(step.program, Program) and not _on_cards(graph):
         spent = _in_order(step.program, spent, costs)
-    account = _account(graph, decided)
+    account = _account(graph, decided, spent.hidden)
     whole = _whole_updates(graph, account)
     late = whole if account.piped else 0.0
     made = Report(
@@ -118,11 +122,8 @@ def _on_cards(graph: Physical) -> bool:
 def _in_order(program: Program, spent: "_Spent", costs: Sequence[Cost]) -> "_Spent":
     """The same with what the step's order hides in truth. The choice takes it that all computing hides all moves, which
     links between hosts are too slow for: a card's order is not asked, as its moves hide nearly so."""
-    order = program.planned
-    spent_on = {str(cost.of): OpSeconds(cost.seconds - cost.backward, cost.backward) for cost in costs}
-    hidden = hidden_seconds(order.todo, program.stages, order.transfers, spent_on)
     moving = spent.hidden + spent.waited
-    hidden = min(max(hidden, 0.0), spent.hidden)
+    hidden = min(max(hidden_seconds(by_the_clock(program, costs)), 0.0), spent.hidden)
     return spent._replace(hidden=hidden, waited=moving - hidden)
 
 
@@ -177,8 +178,9 @@ def _spent(decided: Decided) -> _Spent:
     return _Spent(update, now / times + inside, (problem.hides(choice) - over) / times, late)
 
 
-def _account(graph: Physical, decided: Decided) -> MoveAccount:
-    """The seconds of moves by which it was chosen, by values of the graph."""
+def _account(graph: Physical, decided: Decided, hidden: float) -> MoveAccount:
+    """The seconds of moves by which it was chosen, by values of the graph; each move that may go on beside computing
+    has its part of those that are hidden."""
     posed, choice = decided.formulated, decided.solution.choice
     origin: dict[str, str] = {}
     for box in graph.boxes:
@@ -186,11 +188,14 @@ def _account(graph: Physical, decided: Decided) -> MoveAccount:
     root = {number: origin.get(name, name) for number, name in decided.names.items()}
     each: dict[AccountKey, float] = defaultdict(float)
     late: dict[AccountKey, float] = defaultdict(float)
+    beside: dict[AccountKey, float] = defaultdict(float)
     for at, tensor in enumerate(posed.tensors):
         name, spent = root.get(tensor.number), posed.spent(at, choice)
         if name is not None:
             each[name, "forward"] += spent.forward + spent.hidden_forward
             each[name, "backward"] += spent.backward + spent.hidden_backward
+            beside[name, "forward"] += spent.hidden_forward
+            beside[name, "backward"] += spent.hidden_backward
             late[name, "forward"] += spent.before
             late[name, "backward"] += spent.behind
     inside = 0.0
@@ -199,7 +204,9 @@ def _account(graph: Physical, decided: Decided) -> MoveAccount:
             (late if posed.piped else each)[root[node.index], "update"] += posed.moving(node, k)
         inside += posed.moving(node, k) if node.kind == "op" else 0.0
     whole = frozenset(s.value.name for s in graph.sources if s.whole is not None or s.owner is not None)
-    return MoveAccount(each, late, inside, {*root.values()}, whole, posed.piped)
+    most = sum(beside.values())
+    hides = {key: hidden * seconds / most for key, seconds in beside.items()} if most else {}
+    return MoveAccount(each, late, inside, {*root.values()}, whole, posed.piped, hides)
 
 
 def _whole_updates(graph: Physical, account: MoveAccount) -> float:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
+from weakref import WeakKeyDictionary
 
 from ...actors.protocol.network import Network
 from ...actors.protocol.simulate import Ran, Simulation, simulate
@@ -15,7 +16,14 @@ from ...placement.world import world
 from ..graph.run.network import Lowered
 from ..graph.run.pipeline import Pipelined
 
-__all__ = ["timeline"]
+__all__ = ["collected", "timeline"]
+
+_collected: "WeakKeyDictionary[Pipelined, Timeline]" = WeakKeyDictionary()  # the last one that all ranks asked for
+
+
+def collected(program: Pipelined) -> Timeline | None:
+    """The timeline that ranks have collected last, where this is the first of them."""
+    return _collected.get(program)
 
 
 def timeline(program: Pipelined, *, beside: bool = True) -> Timeline | None:
@@ -40,7 +48,9 @@ def timeline(program: Pipelined, *, beside: bool = True) -> Timeline | None:
     whole = joined(proof, where, {name: _pairs(lowered, where, proof, name) for name in _names(proof.network)})
     everything = tuple(ran for each in records.values() for ran in each)
     whole = _weighed(whole, {f"{name}@{here}": size for name, size in sizes.items()})
-    return Timeline(whole, records, offsets, _simulated(whole, everything) if beside else None, is_wire)
+    made = Timeline(whole, records, offsets, _simulated(whole, everything) if beside else None, is_wire)
+    _collected[program] = made
+    return made
 
 
 def _weighed(network: Network, nbytes: dict[str, int]) -> Network:

@@ -12,6 +12,7 @@ from ..move_prices import MovePrices
 from ..physical import Op, Physical
 from .legend import all_told, legend_chips
 from .paint import paint
+from .ports import with_ports
 from .scene import Scene, SceneEdge, SceneNode, look_of, some, tokens
 
 __all__ = ["SCREEN", "graph_dot", "overview"]
@@ -45,6 +46,7 @@ def graph_dot(
     brief = not full and focus is None
     shallow = brief and depth is None
     what = overview(graph, prices) if shallow else paint(graph, depth, focus, overview=brief, prices=prices)
+    what = with_ports(what)
     places = list(dict.fromkeys(node.place for node in what.nodes.values() if node.place))
     ops = sum(isinstance(step, Op) for step in graph.steps)
     title = [f"{graph.name}{f', {focus}' if focus else ''}:  {ops} ops, {len(graph.boxes)} moves"]
@@ -52,13 +54,12 @@ def graph_dot(
     if any("*" in edge.text for edge in what.edges):
         title.append("*: pieces lie in another order than usual; a pointer tells")
     levels = _levels(what)
-    at = {node.name: node.place for node in what.nodes.values()}
-    edges = (_edge(edge, levels, apart=_apart(at[edge.tail], at[edge.head])) for edge in what.edges if not edge.side)
+    edges = (_edge(edge, levels) for edge in what.edges if not edge.side)
     body = [
         *_frame(what, places),
-        *_abreast(what, places, full=full),
+        *_abreast(what, places, levels),
         *_loose(what),
-        *_legend(graph, what.prices, levels),
+        *_legend(graph, what.prices, '"abreast 0"' if len(places) > 1 else quoted(max(levels, key=levels.__getitem__))),
         *edges,
     ]
     return "\n".join([*_head(title), *body, "}", ""])
@@ -107,24 +108,21 @@ def _head(title: Sequence[str]) -> Iterator[str]:
     yield f'  edge [color="{LINE}", fontname="{FONT}", fontsize=9, fontcolor="{LINE}", arrowsize=0.6]'
 
 
-def _apart(tail: str, head: str) -> bool:
-    return bool(tail and head) and tail != head
-
-
-def _abreast(what: Scene, places: Sequence[str], *, full: bool) -> Iterator[str]:
-    """Placements side by side, in the order in which they first run."""
-    if len(places) > 1:
-        # Order among nodes in frames is not kept; points that nobody sees stand in order above them.
-        tops = [next(node.name for node in what.nodes.values() if node.place == place) for place in places]
-        points = [f'"abreast {k}"' for k in range(len(tops))]
-        yield f"  {{ rank=same; node [style=invis, shape=point]; {' -> '.join(points)} [style=invis] }}"
-        for point, top in zip(points, tops, strict=True):
-            yield f"  {point} -> {quoted(top)} [style=invis, weight=10]"
-        # The others begin where the first one ends, or what it hands on would have to climb.
-        firsts = {node.name for node in what.nodes.values() if node.place == places[0] and not full}
-        hands_on = [e.tail for e in what.edges if e.tail in firsts and e.head == tops[1] and not e.back]
-        row = "; ".join(quoted(name) for name in [*hands_on[:1], *tops[1:]])
-        yield f"  {{ rank=same; {row} }}"
+def _abreast(what: Scene, places: Sequence[str], levels: dict[str, int]) -> Iterator[str]:
+    """Placements side by side, in the order in which they first run, below the inputs, each of which stands above the
+    placement that reads it first."""
+    if len(places) < 2:
+        return
+    # Order among nodes in frames is not kept; points that nobody sees stand in order above them, with the inputs.
+    inside = [[node.name for node in what.nodes.values() if node.place == place] for place in places]
+    tops = [max(names, key=levels.__getitem__) for names in inside]
+    points, read = [f'"abreast {k}"' for k in range(len(tops))], what.inputs_by_place
+    row = [name for point, place in zip(points, places, strict=True) for name in (point, *map(quoted, read[place]))]
+    yield f"  {{ node [style=invis, shape=point]; {'; '.join(points)} }}"
+    yield f"  {{ rank=same; edge [style=invis]; {' -> '.join(row)} }}"
+    for point, top in zip(points, tops, strict=True):
+        yield f"  {point} -> {quoted(top)} [style=invis, weight=10]"
+    yield f"  {{ rank=same; {'; '.join(map(quoted, tops))} }}"
 
 
 def _frame(what: Scene, places: Sequence[str]) -> Iterator[str]:
@@ -195,23 +193,20 @@ def _look(look: str, dashed: bool = False, note: bool = False) -> str:
     return f'{line}, fillcolor="{known.fill}", fontcolor="{known.ink}"'
 
 
-def _edge(edge: SceneEdge, levels: dict[str, int], *, apart: bool) -> str:
-    """An edge, kept straight where it goes straight on, led around what it skips over. Those between placements
-    do not say what stands above what."""
-    words = "xlabel" if apart else "label"  # a label would be a stop on the way, which is found beside everything
-    look = [f"{words}={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
+def _edge(edge: SceneEdge, levels: dict[str, int]) -> str:
+    """An edge, kept straight where it goes straight on, led around what it skips over."""
+    look = [f"label={_roomy(*edge.text.split(chr(10)))}"] if edge.text else []
     look += [f"tooltip={quoted(*edge.tip.split(chr(10)))}"] if edge.tip else []
     if edge.back:
         look += ["dir=back", "style=dashed", "class=back"]
-    if apart:
-        look.append("constraint=false")
-    elif not edge.back and levels[edge.tail] == levels[edge.head] + 1:
+    elif levels[edge.tail] == levels[edge.head] + 1:
         look.append("weight=6")
     return f"  {quoted(edge.tail)} -> {quoted(edge.head)} [{', '.join(look)}]"
 
 
-def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iterator[str]:
-    """All buckets of gradients and the heaviest of the other moves, each in its colour, and what all come to."""
+def _legend(graph: Physical, prices: MovePrices, below: str) -> Iterator[str]:
+    """All buckets of gradients and the heaviest of the other moves, each in its colour, and what all come to. It stands
+    above the node `below`."""
     sent = legend_chips(graph, prices)
     if not sent:
         return
@@ -246,8 +241,7 @@ def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iter
     for k in range(across, len(chips)):
         yield f'    "legend {k - across}" -> "legend {k}" [style=invis]'
     yield "  }"
-    first = max(levels, key=lambda name: levels[name])
-    yield f'  "legend {(len(chips) - 1) // across * across}" -> {quoted(first)} [style=invis]'
+    yield f'  "legend {(len(chips) - 1) // across * across}" -> {below} [style=invis]'
 
 
 def _roomy(*lines: str) -> str:

@@ -8,11 +8,11 @@ from ...figures import duration, volume
 from ..move_prices import MovePrices
 from ..move_table import CollectiveKind, MoveRow, merged, ways_of
 from ..physical import Physical
-from .scene import numbered, some
+from .scene import brief, numbered, some
 
 __all__ = ["LegendChip", "all_told", "legend_chips"]
 
-SINGLE = 4  # buckets that have a chip each
+SINGLE, FEW = 4, 2  # buckets that have a chip each; signatures that are told of what is in them
 
 
 class LegendChip(NamedTuple):
@@ -56,7 +56,9 @@ def legend_chips(graph: Physical, prices: MovePrices) -> list[LegendChip]:
     for numbers in found.values():
         rows = [row for number in numbers for row in together[number]]
         many = sum(len(together[number][0].of) for number in numbers)
-        name = f"{numbered('bucket', numbers)}: {some(many, 'gradient')}"
+        lie = list(dict.fromkeys(f"{brief(src)} to {brief(dst)}" for row in rows for src, dst in row.changes))
+        said = " or ".join(lie[:FEW]) + f" or {len(lie) - FEW} more" * (len(lie) > FEW)
+        name = f"{numbered('bucket', numbers)}: {some(many, 'gradient')}, {said}"
         spent, size = sum(row.seconds for row in rows), sum(row.bytes for row in rows)
         chips.append(LegendChip(spent, size, len(rows), name, _most(together[numbers[0]]), "bucket"))
     return sorted(chips, key=lambda chip: -chip.seconds)
@@ -69,7 +71,8 @@ def _most(rows: Sequence[MoveRow]) -> Boxing:
 def _chip(rows: Sequence[MoveRow]) -> LegendChip:
     row = rows[0]
     many, times = f" and {len(rows) - 1} like it" * (len(rows) > 1), sum(each.count for each in rows)
-    name = f"{'gradient of ' * (row.direction == 'backward')}{row.name}{', again' * (row.direction == 'again')}{many}"
+    when = ", again" * (row.direction == "again") + ", once a step" * row.once
+    name = f"{'gradient of ' * (row.direction == 'backward')}{row.name}{many}{when}"
     return LegendChip(sum(each.spent for each in rows), row.bytes * times, times, name, row.boxing, row.direction)
 
 

@@ -4,8 +4,7 @@
     joined     ops of one line of the user's code but layers with parameters; a module that has few ops and no parts
     lifted     a move of a parameter stands with what uses it
     passed     a move that sends nothing, nor does its gradient, is written on the edges behind it; an overview leaves
-               out views in the same way, and values that are never read
-    plain      in an overview values that are made of no input stand together
+               out views in the same way, values that are never read, and constants
 
 Ops are joined only where no way leads out of their node and back into it: a picture has no cycles.
 """
@@ -15,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 
 from ....sbp.traits import traits
+from ..drawn import constants
 from ..physical import Back, Box, GraphStep, Op, Physical, vars_in
 from .scene import op_name, shape_only, tokens
 
@@ -38,8 +38,7 @@ class Joined:
         overview: bool = False,
     ) -> None:
         self.overview = overview
-        self.hidden: set[str] = set()  # what nobody reads the values of
-        self.plain: set[str] = set()  # values made of no input
+        self.hidden = constants(graph) if overview else set()  # with what nobody reads the values of
         self.graph, self.depth, self.stand, self.users, self.module = graph, depth, stand, users, module
         self.node: dict[int, str] = {}
         self.members: dict[str, list[GraphStep]] = {}
@@ -82,6 +81,8 @@ class Joined:
         latest: dict[tuple[str, ...], str] = {}
         for step in steps:
             name, key, into = step.outputs[0].name, None, self._whole(step)
+            if name in self.hidden:
+                continue
             if isinstance(step, Box):
                 inside = name not in kept and name in self.users and all(id(u) in drawn for u in self.users[name])
                 if step.source in outside:
@@ -111,13 +112,11 @@ class Joined:
             self._put(box, into if name in self.lifted else self._whole(box) or name)
 
     def _out_of_sight(self, step: Op, kept: set[str], drawn: set[int]) -> bool:
-        """Whether an overview leaves an op out; and note what is made of no input."""
+        """Whether an overview leaves an op out: one whose values nobody reads, or a view."""
         names = [y.name for y in step.outputs]
         if "empty" in traits(op_name(step.op)) and kept.isdisjoint(names):
             self.hidden.update(names)
             return True
-        if self.plain.issuperset(map(self.origin, step.inputs)):
-            self.plain.update(names)
         if not shape_only(step) or len(set(step.inputs)) != 1 or step.inputs[0] in self._outside:
             return False
         users = [user for name in names for user in self.users.get(name, ())]
@@ -175,8 +174,6 @@ class Joined:
     def _key(self, step: GraphStep) -> tuple[str, ...] | None:
         """Steps of one key may share a node."""
         of, place = step.origin, str(step.outputs[0].layout.placement)
-        if step.outputs[0].name in self.plain:
-            return "plain", of.module, place
         if of.module in self._few:
             return of.module, place
         return (of.module, of.line, place) if of.line and not self._large(step) else None

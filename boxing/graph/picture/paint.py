@@ -12,6 +12,7 @@ from ...boxing import Boxing
 from ...figures import duration, volume
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
+from ..drawn import inputs_on_top
 from ..move_prices import MovePart, MovePrices
 from ..move_table import buckets
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
@@ -90,6 +91,7 @@ class _Painter:
         for name, other in self.stand_in.items():
             self.alike.setdefault(other, []).append(name)
         self.frames = framed(self._modules())
+        self.on_top = inputs_on_top(graph) if focus is None else []
 
     def _shown(self, step: GraphStep) -> bool:
         """Whether no other step stands for this one."""
@@ -116,7 +118,8 @@ class _Painter:
         self._ends()
         for path in self.frames:
             self.scene.titles[path] = self._title(path)
-        self.scene.titles.update(self.stages.titles if self.stages else {})
+        self.scene.titles |= self.stages.titles if self.stages else {}
+        self.scene.ends |= self.stages.ends if self.stages else {}
         return self.scene
 
     def _modules(self) -> Iterator[tuple[str, bool]]:
@@ -145,21 +148,16 @@ class _Painter:
         ops = [s for s in self.steps if isinstance(s, Op) and f"{s.origin.module}.".startswith(f"{path}.")]
         return bool(ops) and all(op.origin.recompute for op in ops)
 
-    def _place(self, step: GraphStep) -> str:
-        return str(step.outputs[0].layout.placement)
-
     def _op(self, name: str, steps: Sequence[GraphStep]) -> None:
         """One op, or several that share a node, and the chip of what their parameters have to be moved before."""
         ops = [step for step in steps if isinstance(step, Op)]
         module = ops[0].origin.module
-        path, place = self._path(module), self._place(ops[0])
+        path, place = self._path(module), _place(ops[0])
         rest = module[len(path[-1]) :].removeprefix(".") if path else module
         lines = counted([op_name(op.op) for op in ops], f"{rest}: " if rest else "")
         if ops[0].origin.recompute and not (path and self._again(path[0])):
             lines = (*lines, "recomputed")
         look = "shape" if all(map(shape_only, ops)) else "op"
-        if len(ops) > 3 and self.joined.plain.issuperset(y.name for op in ops for y in op.outputs):
-            lines, look = (f"{len(ops)} ops of no input",), "shape"
         self.scene.add(
             SceneNode(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
         )
@@ -196,14 +194,14 @@ class _Painter:
         ops = [step for step in steps if isinstance(step, Op)]
         lines = [title, op_name(ops[0].op) if len(ops) == 1 else f"{len(ops)} ops"]
         used = dict.fromkeys(n for step in steps for n in map(self.joined.root, step.inputs) if n in self.sources)
-        mine = [self.sources[n] for n in used if self._only(n) == {name}]
+        mine = [self.sources[n] for n in used if self.uses[n] == {name}]
         held = [s.value.layout.nbytes for s in mine if s.kind == "parameter"]
         if held:
             lines.append(f"{some(len(held), 'parameter')}, {volume(sum(held))}")
         again = sum(bool(op.origin.recompute) for op in ops)
         if again:
             lines.append("recomputed" if again == len(ops) else f"{some(again, 'op')} recomputed")
-        place = self._place(steps[0])
+        place = _place(steps[0])
         self.scene.add(SceneNode(name, tuple(lines), "module", path, place, tip=tip_of(self.graph, ops)))
         boxes = [step for step in steps if isinstance(step, Box)]
         backs = [b for n in (*(box.output.name for box in boxes), *(s.value.name for s in mine)) for b in self._back(n)]
@@ -248,7 +246,7 @@ class _Painter:
         boxing, parts = self.graph.boxing(box), self._copied(box)
         back = self._alone([back for back in self._back(name) if back.boxing.total])
         inside = boxing.src.placement is boxing.dst.placement
-        place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
+        place, path = _place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
         if boxing.total or not back:
             self.scene.add(SceneNode(name, words(*parts), look_of(parts), path, place, tip=tip, parts=(*parts,)))
@@ -267,18 +265,15 @@ class _Painter:
             else:
                 self.scene.join(other, name, side=True)
 
-    def _only(self, name: str) -> set[str]:
-        return self.uses.get(name, set())
-
     @cached_property
     def uses(self) -> dict[str, set[str]]:
         """The nodes that use each source or a copy of it."""
-        found: dict[str, set[str]] = {}
+        found: dict[str, set[str]] = {name: set() for name in self.sources}
         for step in self.steps:
             if id(step) in self.node and step.outputs[0].name not in self.joined.lifted:
                 for name in map(self.joined.root, map(self.joined.origin, step.inputs)):
                     if name in self.sources:
-                        found.setdefault(name, set()).add(self.node[id(step)])
+                        found[name].add(self.node[id(step)])
         return found
 
     def _notes(self) -> None:
@@ -286,15 +281,16 @@ class _Painter:
         notes: dict[str, list[Source]] = {}
         at = {name: n for n, name in enumerate(self.scene.nodes)}
         for name, source in self.sources.items():
-            if name in self.stand_in:
+            if name in self.stand_in or name in self.joined.hidden:
                 continue
-            if source.kind == "input" and self._only(name):
+            if source.kind == "input" and self.uses[name]:
                 there = source.value.layout
-                lines, place = (self.graph.called.get(name, name), shape_of(there)), str(there.placement)
+                lines = (self.graph.called.get(name, name), shape_of(there))
+                place = "" if name in self.on_top else str(there.placement)
                 self.scene.add(SceneNode(name, lines, "input", (), place, tip=f"{name}\n{there}"))
                 continue
-            for user in sorted(self._only(name), key=at.__getitem__):
-                if not user.startswith("module ") or len(self._only(name)) > 1:
+            for user in sorted(self.uses[name], key=at.__getitem__):
+                if not user.startswith("module ") or len(self.uses[name]) > 1:
                     notes.setdefault(user, []).append(source)
         told: set[str] = set()
         for user, sources in notes.items():
@@ -312,7 +308,7 @@ class _Painter:
             moved += [self._told(copy) for copy in copies if not self.graph.boxing(copy).total]
             arrives = dict.fromkeys(brief(c.output.layout) for c in copies if c.output.name in self.joined.lifted)
             arrives.pop(brief(there), None)
-            shared = len(self._only(name)) > 1
+            shared = len(self.uses[name]) > 1
             line = f"{name if shared else name.rpartition('.')[2]}  {shape_of(there)}  {brief(there)}"
             lines.append(f"{line} as {', '.join(arrives)}" if arrives else line)
             of = [name] if name not in told else []
@@ -398,3 +394,7 @@ class _Painter:
 
     def _passes(self, step: GraphStep) -> bool:
         return step.outputs[0].name in self.joined.passed
+
+
+def _place(step: GraphStep) -> str:
+    return str(step.outputs[0].layout.placement)

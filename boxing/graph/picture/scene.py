@@ -62,6 +62,7 @@ class Scene:
     nodes: dict[str, SceneNode] = field(default_factory=dict)
     ways: dict[tuple[str, str, bool, bool], tuple[dict[str, None], dict[str, None]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)  # of placements that stand for others, the last of these
 
     def add(self, node: SceneNode) -> None:
         self.nodes.setdefault(node.name, node)
@@ -69,6 +70,18 @@ class Scene:
     def beside(self, name: str) -> list[str]:
         """The nodes and edges at the side of a node."""
         return [tail for tail, head, _, side in self.ways if side and head == name]
+
+    @property
+    def inputs_by_place(self) -> dict[str, list[str]]:
+        """The inputs that stand in no placement, by that of their first reader."""
+        found: dict[str, list[str]] = {node.place: [] for node in self.nodes.values()}
+        read = set[str]()
+        for tail, head, _, _ in self.ways:
+            node = self.nodes[tail]
+            if node.look == "input" and not node.place and tail not in read:
+                read.add(tail)
+                found[self.nodes[head].place].append(tail)
+        return found
 
     @property
     def edges(self) -> list[SceneEdge]:

@@ -302,6 +302,7 @@ def _move(row: MoveRow) -> dict[str, Any]:
         "bytes": row.bytes,
         "total": row.total,
         "seconds": row.seconds,
+        "hidden": row.hidden,
         "once": row.once,
         "count": row.count,
         "module": row.module,

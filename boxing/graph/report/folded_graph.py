@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from ....placement import Placement
 from ..blocks import Blocks, repeated
+from ..drawn import constants, inputs_on_top
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, vars_in
 from ..picture.scene import op_name, shape_only, tokens
 
@@ -46,6 +47,7 @@ class GraphNode:
     step: GraphStep | None = None
     source: Source | None = None
     view: bool = False  # whether it only reads its input in another shape, or hangs on no input
+    top: bool = False  # whether it stands at the top of its stage
     values: tuple[str, ...] = ()  # names of the values that it makes, itself
     parameters: list[str] = field(default_factory=list)
     moves: list[MoveKey] = field(default_factory=list)
@@ -75,7 +77,7 @@ class FoldedGraph:
         self._backs: dict[str, list[Back]] = {}
         for back in graph.backs:
             self._backs.setdefault(back.of, []).append(back)
-        self._plain = {name for name, source in self._sources.items() if source.kind in ("buffer", "constant")}
+        self._constants = constants(graph)
         self._from: dict[str, int] = {}  # value -> the node that it comes from
         self._via: dict[str, str] = {}  # value that a free move makes -> the one before it
         self._made = set[tuple[int, int, str]]()
@@ -97,13 +99,15 @@ class FoldedGraph:
         return made | alike
 
     def _inputs(self) -> None:
+        on_top = inputs_on_top(self.graph)
         for name, source in self._sources.items():
             if source.kind == "input" and any(name in step.inputs for step in self.graph.steps):
                 stage = self._stage(source.value.layout.placement)
                 self._from[name] = len(self.nodes)
                 label = self.graph.called.get(name, name)
                 group = self._group(stage, ())
-                self.nodes.append(GraphNode("input", label, group, 1, source=source, values=(name,)))
+                top = name in on_top
+                self.nodes.append(GraphNode("input", label, group, 1, source=source, top=top, values=(name,)))
 
     def _steps(self) -> None:
         alone = self._alone()
@@ -131,9 +135,7 @@ class FoldedGraph:
         self._from.update(dict.fromkeys(names, at))
         if isinstance(step, Box):
             node.moves += [("forward", names[0]), ("again", names[0]), *self._back_keys(names[0])]
-        elif self._plain.issuperset(step.inputs):
-            self._plain.update(names)
-        node.view = shape_only(step) or self._plain.issuperset(names)
+        node.view = shape_only(step) or self._constants.issuperset(names)
         for name in dict.fromkeys(step.inputs):
             self._enters(self.stand(name), at, node)
 

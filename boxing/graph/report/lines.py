@@ -9,7 +9,7 @@ from ..physical import Op
 from ..picture.scene import lie, some
 from .facts import GraphFacts
 
-__all__ = ["change", "headline", "table", "table_of_moves", "time_line"]
+__all__ = ["change", "changes", "headline", "table", "table_of_moves", "time_line"]
 
 
 def change(src: Layout, dst: Layout) -> str:
@@ -21,6 +21,11 @@ def change(src: Layout, dst: Layout) -> str:
         name, n = (here.names or range(here.ndim))[axis], here.shape[axis]
         return f"{lie(src)} -> {lie(dst)} {f'{by} on' if 2 * by <= n else f'{n - by} back'} over {name}"
     return f"{lie(src)} -> {lie(dst)}{'' if here is place else f' on {place}'}"
+
+
+def changes(row: MoveRow) -> str:
+    """The changes of a move; of a bucket those of what is in it, each once."""
+    return " or ".join(dict.fromkeys(change(src, dst) for src, dst in row.changes))
 
 
 def headline(facts: GraphFacts) -> str:
@@ -69,7 +74,7 @@ def table_of_moves(moves: Sequence[MoveRow]) -> Iterator[str]:
     rows = [
         (duration(r.spent), volume(r.bytes * r.count), f"x {r.count}" if r.count > 1 else "",
          r.direction + ", once" * r.once, r.name,
-         change(r.src, r.dst), r.route, user_path(r.line))
+         changes(r), r.route, user_path(r.line))
         for r in moves
     ]  # fmt: skip
     yield from table(("time", "a rank", "", "", "value", "from -> to", "route", "line"), rows, "rr")

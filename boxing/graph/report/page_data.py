@@ -18,7 +18,7 @@ from ..physical import Op
 from ..picture.scene import lie, look_of, op_name, shape_of
 from .facts import Cost, GraphFacts, priced_ops
 from .folded_graph import FoldedGraph, GraphNode
-from .lines import change, headline, time_line
+from .lines import changes, headline, time_line
 from .step_parts import LOOKS, step_parts
 from .summary import away
 from .walked import Candidates, MemoryCourse, TaskSchedule
@@ -95,6 +95,7 @@ class _PageData:
         moves = dict.fromkeys(self.move_at[key] for key in node.moves if key in self.move_at)
         told: Json = {"kind": node.kind, "label": node.label, "group": node.group, "times": node.times}
         told |= {"view": True} if node.view else {}
+        told |= {"top": True} if node.top else {}
         told |= {"moves": list(moves)} if moves else {}
         if node.source is not None:
             told["outputs"] = [self._tensor(node.source.value.name)]
@@ -154,12 +155,13 @@ class _PageData:
         return {
             "name": row.name,
             "direction": row.direction,
-            "change": self.text(change(row.src, row.dst)),
+            "change": self.text(changes(row)),
             "route": row.route,
             "look": look_of([row.boxing]),
             "bytes": row.bytes,
             "total": row.total,
             "seconds": _rounded(row.seconds),
+            "hidden": _rounded(row.hidden) if self.facts.hidden is not None else None,
             "count": row.count,
             "once": row.once,
             "line": self.text(user_path(row.line)),
@@ -210,6 +212,7 @@ class _PageData:
         shown = schedule.tasks[:TASKS]
         return {
             "name": schedule.name,
+            "note": schedule.note,
             "queues": queues,
             "left": len(schedule.tasks) - len(shown),
             "end": max((task.end for task in schedule.tasks), default=0.0),

@@ -77,6 +77,7 @@ class TaskSchedule:
 
     name: str
     tasks: Sequence[ScheduledTask]
+    note: str = ""  # on what it does not show, and how one gets that
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ class SegmentWork(Instruction):
         return stage
 
     def title(self, text: SourceText) -> str:
-        return f"{self.way}{' again' * self.again} {modules_of(self.segment(text.stages).ops)}"
+        return self.words(text.stages)
+
+    def words(self, stages: Sequence[Stage]) -> str:
+        """The way, and the modules that it goes through."""
+        return f"{self.way}{' again' * self.again} {modules_of(self.segment(stages).ops)}"
 
 
 def innermost(modules: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from ....boxing.exchange.filled_rows import box_filled
 from ....placement.world import owned
 from ..compiler.generated_calls import Bucket, hold, to_holders
 from ..compiler.source_text import SourceText
-from ..lower.registers import Transfer
+from ..lower.registers import LocalRegister, Transfer
 from .instruction import Instruction, Storages
 
 __all__ = ["DecodeHop", "EncodeHop", "MoveInstruction", "MoveNow", "NextExchange", "Pause", "StartMove", "WaitForMove"]
@@ -25,11 +25,19 @@ class MoveInstruction(Instruction):
         transfer = text.transfers[self.number]
         if not (transfer.here and transfer.sends):
             return ""
-        moved = [x for x in (*self.writes, *self.reads) if x.kind not in ("moving", "holders")][: len(transfer.pairs)]
+        return f"{self.way} {self.words(transfer)}"
+
+    def values(self, transfer: Transfer) -> list[LocalRegister]:
+        """The registers that are moved, where they arrive or whence they go."""
+        return [x for x in (*self.writes, *self.reads) if x.kind not in ("moving", "holders")][: len(transfer.pairs)]
+
+    def words(self, transfer: Transfer) -> str:
+        """The moved values, from where to where and how."""
+        moved = self.values(transfer)
         names = [f"{'gradient of ' * x.is_gradient}{(x.of or x).partition('@')[0]}" for x in moved]
         values = ", ".join(names[:NAMED]) + f" and {len(names) - NAMED} more" * (len(names) > NAMED)
         src, dst = transfer.pairs[0]
-        return f"{self.way} {values}: {src.lie} -> {dst.lie} by {transfer.plans[0].route}"
+        return f"{values}: {src.lie} -> {dst.lie} by {transfer.plans[0].route}"
 
     def moved(self, memory: Storages) -> tuple[list[int], list[int]]:
         """The storages of moved values, and of those that arrive; a view that arrives has the storage moved."""

@@ -8,7 +8,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.boxing import between
-from sbpflow.nn.explanations.hidden_moves import hidden_seconds
+from sbpflow.nn.explanations.hidden_moves import hidden_seconds, played
 from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.graph.instructions.computing import Forward
 from sbpflow.nn.graph.instructions.instruction import Instruction
@@ -60,7 +60,7 @@ def test_a_move_is_hidden_as_far_as_something_is_computed_before_it_is_waited_fo
     stage = stage_of()
     costs = dict.fromkeys([op.outputs[0].name for op in stage.ops], OpSeconds(0.0, 0.0))
     costs[stage.ops[0].outputs[0].name] = OpSeconds(seconds / 2, seconds)
-    found = hidden_seconds(todo, [stage], [Transfer((ends,)), Transfer((ends,))], costs)
+    found = hidden_seconds(played(todo, [stage], [Transfer((ends,)), Transfer((ends,))], costs))
     assert found == pytest.approx(share * seconds)
 
 

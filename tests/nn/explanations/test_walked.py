@@ -1,6 +1,7 @@
 """Details for the page of a step: candidates, memory and schedules agree with what its report says of them."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import sbpflow as flow
 from sbpflow.boxing.graph.report.page_data import page_data
 from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.explanations.step_report import explained
+from sbpflow.nn.explanations.step_timeline import timeline
 from sbpflow.nn.graph.compiled import CompiledGraph
 from sbpflow.nn.plan.check import planned_step, stepped
 from sbpflow.nn.plan.commands.model_source import model_called
 from sbpflow.nn.plan.plan import Plan
 from tests.boxing.graph.report.walking import opened
+from tests.ranks import Ranks
 
 LINE = flow.placement("cpu:[0-1]")
 X = torch.ones(16, 32)
@@ -83,6 +86,54 @@ def test_a_simulated_schedule_takes_as_long_as_the_course_says() -> None:
     assert [task.kind for task in simulated.tasks].count("F") == 2 * 4
     made = {name for values in walked.chunks for name in values}
     assert made >= {str(cost.of) for cost in report.costs}
+
+
+def test_a_straight_step_has_a_simulated_schedule_of_computing_and_moves() -> None:
+    report = report_of(PLANS["straight"])
+    walked = report.walk()
+    (simulated,) = walked.schedules
+    assert {task.queue for task in simulated.tasks} == {"computing", "moves"}
+    computing = [task for task in simulated.tasks if task.queue == "computing"]
+    assert {"F", "B", "U"} == {task.kind for task in computing}
+    assert report.compute is not None
+    assert sum(task.end - task.start for task in computing) == pytest.approx(report.compute + report.update)
+    for queue in ("computing", "moves"):
+        tasks = [task for task in simulated.tasks if task.queue == queue]
+        assert all(one.end <= other.start + 1e-12 for one, other in pairwise(tasks))
+    made = {name for task in computing for chunk in task.chunks for name in walked.chunks[chunk]}
+    assert made == {str(cost.of) for cost in report.costs}
+    assert "no times of its own" in simulated.note
+
+
+def test_hidden_seconds_of_moves_are_those_of_the_step() -> None:
+    for plan in PLANS.values():
+        report = report_of(plan)
+        assert report.hidden == pytest.approx(sum(row.hidden * row.count for row in report.moves), abs=1e-12)
+        assert all(0 <= row.hidden <= row.seconds + 1e-12 for row in report.moves)
+
+
+def schedules_of_ranks() -> list[list[tuple[str, int, str]]]:
+    """Schedules on the pages of a rank: before and after all ranks were asked for the timeline."""
+    step = step_of(Net(), placement=LINE, micro_batches=2, schedule="1f1b")
+    step(X)
+    found = []
+    for _ in range(2):
+        schedules = explained(step.planned).walk().schedules
+        found.append([(each.name, len(each.tasks), each.note) for each in schedules])
+        pieces = step.planned.plan.pieces
+        assert pieces is not None
+        timeline(pieces.program)  # as step.timeline() does
+    return found
+
+
+def test_under_several_ranks_a_page_has_what_its_rank_knows(ranks4: Ranks) -> None:
+    first, second, *_ = ranks4(schedules_of_ranks)
+    for rank, (before, after) in enumerate((first, second)):
+        assert before[1][0] == f"real, of rank {rank} alone"
+        assert "step.timeline()" in before[1][2]
+        assert before[1][1] > 0
+        assert after[1][0] == ("real" if rank == 0 else "real, of rank 1 alone")
+    assert first[1][1][1] > first[0][1][1]  # with the tasks of the other
 
 
 def test_a_step_that_ran_has_its_real_schedule_beside_the_simulated_one() -> None:

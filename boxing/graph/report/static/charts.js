@@ -111,7 +111,7 @@ function lanes(drawing, schedule, end) {
     take(next);
     event.preventDefault();
   });
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", {}, duration(share * end)));
+  const ticks = onAxis([0, 0.25, 0.5, 0.75, 1].map((share) => share * end)).map((words) => h("span", {}, words));
   return h("div", { class: "lanes-of" }, h("h3", {}, schedule.name, h("span", { class: "pale" }, ` ${duration(schedule.end)}${schedule.left ? `; the first ${schedule.tasks.length} tasks of ${schedule.tasks.length + schedule.left}` : ""}`)),
-    h("div", { class: "lanes-grid" }, h("div", { class: "queues" }, schedule.queues.map((queue) => h("span", { title: queue }, queue))), plot), h("div", { class: "ticks" }, ticks));
+    h("div", { class: "lanes-grid" }, h("div", { class: "queues" }, schedule.queues.map((queue) => h("span", { title: queue }, queue))), plot), h("div", { class: "ticks" }, ticks), schedule.note ? h("p", { class: "pale" }, schedule.note) : null);
 }

@@ -136,9 +136,16 @@ function waiting(drawing, at) {
   return section("Who waits for it", trained ? h("p", {}, "The optimizer, at the end of the backward; it is made behind the backward of") : said ? h("p", {}, said) : null, who);
 }
 
+/** How much of a move goes on beside computing, and for how much of it something waits; where that is known. */
+function hiddenAndWaited(row, each) {
+  if (row.hidden === null) return [];
+  const waited = Math.max(0, row.seconds - row.hidden);
+  return [["hidden beside computing", duration(row.hidden) + each], ["waited for", duration(waited) + each]];
+}
+
 function moveDetails(drawing, at) {
   const model = drawing.model, row = model.plan.moves[at], each = row.count > 1 ? " each" : "";
-  const figures = [["the busiest rank receives", volume(row.bytes) + each], ["all ranks send", volume(row.total) + each], ["time", duration(row.seconds) + each], ...(row.count > 1 ? [["times", `${row.count}, ${duration(row.seconds * row.count)} in all`]] : []), ...(row.once ? [["when", "once a step"]] : [])];
+  const figures = [["the busiest rank receives", volume(row.bytes) + each], ["all ranks send", volume(row.total) + each], ["time", duration(row.seconds) + each], ...hiddenAndWaited(row, each), ...(row.count > 1 ? [["times", `${row.count}, ${duration(row.seconds * row.count)} in all`]] : []), ...(row.once ? [["when", "once a step"]] : [])];
   return [
     h("h2", {}, chip(row.route, row.look, row.direction !== "forward")),
     h("p", {}, `${row.direction} of `, h("b", {}, row.name)),

@@ -1,6 +1,6 @@
 // Shapes: sizes and places of what is drawn, by dagre, and boxes and wires as SVG.
 
-const HEAD = 30, PAD = 14, LETTER = 6.6;
+const HEAD = 30, PAD = 14, LETTER = 6.6, TOP = "top";
 
 function arrowheads() {
   const head = (id) => s("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, s("path", { d: "M0 0.5L7.5 4L0 7.5z", class: id }));
@@ -32,16 +32,24 @@ function laid(drawing, group) {
     const said = cut(words.slice(0, 2).join(", "), 34);
     graph.setEdge(tail, head, { said, width: LETTER * said.length + 8, height: 14, labelpos: "c" });
   }
+  const above = items.filter((key) => key[0] === "n" && model.nodes[Number(key.slice(1))].top);
+  if (above.length && !across) {
+    // A point that nobody sees stands above all that begins here, and just above the inputs.
+    const begins = graph.sources().filter((key) => !above.includes(key));
+    graph.setNode(TOP, { width: 0, height: 0 });
+    above.forEach((key) => graph.setEdge(TOP, key, { weight: 100, width: 0, height: 0 }));
+    begins.forEach((key) => graph.setEdge(TOP, key, { weight: 0, width: 0, height: 0 }));
+  }
   dagre.layout(graph);
   const { width, height } = graph.graph();
   return {
     w: Number.isFinite(width) ? width : 0,
     h: Number.isFinite(height) ? height : 0,
-    items: graph.nodes().map((key) => {
+    items: graph.nodes().filter((key) => key !== TOP).map((key) => {
       const { x, y, width: w, height: tall } = graph.node(key);
       return { key, w, h: tall, x: x - w / 2, y: y - tall / 2, inside: inside.get(key) };
     }),
-    edges: graph.edges().map(({ v, w }) => ({ tail: v, head: w, ...graph.edge(v, w) })),
+    edges: graph.edges().filter(({ v }) => v !== TOP).map(({ v, w }) => ({ tail: v, head: w, ...graph.edge(v, w) })),
   };
 }
 

@@ -40,6 +40,12 @@ function duration(seconds) {
   return size < 0.9995 ? `${three(seconds * 1e3)} ms` : `${three(seconds)} s`;
 }
 
+/** Marks of one axis of time, all in the unit of the last. */
+function onAxis(seconds) {
+  const unit = duration(Math.max(...seconds)).split(" ")[1], size = { us: 1e-6, ms: 1e-3, s: 1 }[unit];
+  return seconds.map((each) => `${three(each / size)} ${unit}`);
+}
+
 const signed = (seconds) => (seconds > 0 ? "+" : seconds < 0 ? "−" : "±") + duration(Math.abs(seconds));
 const percent = (share) => (share >= 0.01 ? `${Math.round(share * 100)} %` : `${Number((share * 100).toPrecision(1))} %`);
 const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

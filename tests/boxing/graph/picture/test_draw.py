@@ -9,16 +9,20 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
 
 from sbpflow.boxing.graph.blocks import Blocks
+from sbpflow.boxing.graph.drawn import constants, inputs_on_top
 from sbpflow.boxing.graph.physical import Box, Op, Physical, Var
 from sbpflow.boxing.graph.picture.dot import SCREEN, graph_dot, overview
 from sbpflow.boxing.graph.picture.draw import draw, svg
 from sbpflow.boxing.graph.picture.paint import paint
+from sbpflow.boxing.graph.picture.ports import with_ports
 from sbpflow.boxing.graph.picture.scene import SceneEdge, numbered
 from sbpflow.boxing.picture import draw as pictures
 from sbpflow.boxing.picture.palette import FAMILIES, family
 from sbpflow.placement import MissingError, SbpError, placement
+from sbpflow.sbp import layout
 from tests.boxing.graph.gpt import ATEN, Builder, deep, gpt, piped, tiny
 from tests.counts import calls
 
@@ -29,8 +33,9 @@ def labels(text: str) -> Counter[str]:
     return Counter(line.strip() for label in found for line in re.split(r"\\n|\\l", label))
 
 
-def mixed(layers: int = 0) -> Physical:
-    """Weights that lie in pieces, one of them used twice, and blocks of which the first asks for a move."""
+def mixed(layers: int = 0, first: str = "B") -> Physical:
+    """Weights that lie in pieces, one of them used twice, and blocks of which the first asks for a move, or takes what
+    came so."""
     b = Builder(placement("cpu:[0-3] as (data=4)"))
     x = b.source("x", (8, 4), "B", "input")
     w = b.source("tied.weight", (4, 4), "S(0)")
@@ -39,7 +44,7 @@ def mixed(layers: int = 0) -> Physical:
     x = b.op("first", ATEN.linear.default, [Var(b.box(x, "x.cut", "S(0)")), Var(whole)], (8, 4), "S(0)")
     for k in range(layers):
         b.at(f"blocks.{k}", f"blocks.{k}", 5)
-        x = b.box(x, "x.all", "B") if not k else x
+        x = b.box(x, "x.all", first) if not k else x
         x = b.op(f"blocks.{k}.relu", ATEN.relu.default, [Var(x)], (8, 4), "B")
     b.at("last", line=7)
     bias = b.box(b.source("last.bias", (4,), "S(0)"), "last.all", "B")
@@ -241,7 +246,7 @@ def test_the_legend_lists_the_heaviest_moves_first() -> None:
 def test_parameters_say_their_bucket_and_the_legend_holds_it_once() -> None:
     graph = gpt(2, bucket=3)
     text = labels(graph_dot(graph))
-    assert text["bucket 3: 25 gradients"] == 1
+    assert text["bucket 3: 25 gradients, (P, S(0)) to (B, S(0)) or (P, B) to (B, B) or 1 more"] == 1
     notes = [node for node in paint(graph).nodes.values() if node.note]
     assert all(node.lines[-1] in ("gradient in bucket 3", "gradients in bucket 3") for node in notes if node.dashed)
     assert text["gradients in bucket 3"] + text["gradient in bucket 3"] == sum(node.dashed for node in notes) == 16
@@ -253,7 +258,7 @@ def test_many_buckets_of_one_kind_are_one_in_the_legend() -> None:
     backs = [replace(back, bucket=k // 3 if back.of == back.into else None) for k, back in enumerate(graph.backs)]
     text = labels(graph_dot(replace(graph, backs=tuple(backs))))
     numbers = sorted({back.bucket for back in backs if back.bucket is not None})
-    assert text[f"{numbered('bucket', numbers)}: 25 gradients"] == 1
+    assert any(line.startswith(f"{numbered('bucket', numbers)}: 25 gradients, (P, ") for line in text)
 
 
 def test_blocks_are_alike_whatever_the_buckets_of_their_gradients() -> None:
@@ -293,8 +298,30 @@ def test_placements_have_frames_side_by_side_with_what_comes_in_there() -> None:
     assert nodes["x.there"].place == "cpu:[2-3] as (data=2)"
     text = graph_dot(graph)
     assert labels(text)["cpu:[2-3] as (data=2)"] == 1
-    assert 'rank=same; node [style=invis, shape=point]; "abreast 0" -> "abreast 1" [style=invis]' in text
-    assert len(re.findall("constraint=false", text)) == 2  # there, and the gradient back
+    assert '{ rank=same; edge [style=invis]; "abreast 0" -> "x" -> "abreast 1" }' in text  # the input on top
+    assert '{ rank=same; "stages.0.fc"; "stages.0.relu from cpu:[0-1] as (data=2) to cpu:[2-3] as (data=2)" }' in text
+
+
+def test_no_edge_goes_from_one_placement_to_another() -> None:
+    scene = with_ports(paint(piped()))
+    places = {name: node.place for name, node in scene.nodes.items()}
+    assert not [e for e in scene.edges if places[e.tail] and places[e.head] and places[e.tail] != places[e.head]]
+    (leaves,) = (name for name, node in scene.nodes.items() if node.lines == ("to cpu:[2-3]",))
+    (enters,) = (name for name, node in scene.nodes.items() if node.lines == ("from cpu:[0-1]",))
+    ends = {(edge.tail, edge.head, edge.back): edge.text for edge in scene.edges}
+    assert ends["stages.0.relu", leaves, False] == "S(0)"
+    assert {("stages.0.relu", leaves, True), (enters, "x.there", False), (enters, "gradient of x.there", True)} <= set(
+        ends
+    )
+
+
+def test_inputs_stand_on_top_of_stages_and_not_in_them() -> None:
+    graph = piped()
+    assert inputs_on_top(graph) == ["x"]
+    assert paint(graph).nodes["x"].place == ""
+    assert paint(graph).inputs_by_place["cpu:[0-1] as (data=2)"] == ["x"]
+    assert inputs_on_top(gpt(2)) == []  # on one placement they stand above what reads them
+    assert paint(gpt(2)).nodes["labels"].place != ""
 
 
 @pytest.mark.sampled(1)
@@ -316,7 +343,7 @@ def test_an_overview_folds_two_equal_layers_and_hides_views_but_tells_them() -> 
     assert any("= transpose" in edge.tip for edge in paint(graph, overview=True).edges)
 
 
-def test_an_overview_shows_what_is_made_of_no_input_as_one_and_hides_what_is_never_read() -> None:
+def test_an_overview_hides_what_is_made_of_no_input_and_what_is_never_read() -> None:
     b = Builder(placement("cpu:[0-1] as (data=2)"))
     x = Var(b.source("x", (8, 4), "B", "input"))
     made = [Var(b.op(f"n{k}", ATEN.zeros.default, [[8, 4]], (8, 4), "B")) for k in range(3)]
@@ -327,8 +354,48 @@ def test_an_overview_shows_what_is_made_of_no_input_as_one_and_hides_what_is_nev
     b.at("", line=10)
     b.op("y", ATEN.where.self, [x, filled, total], (3, 8, 4), "B")
     nodes = paint(b.graph("made", Var("y")), overview=True).nodes
-    assert ("4 ops of no input",) in [node.lines for node in nodes.values()]
-    assert not any("empty_like" in line for node in nodes.values() for line in node.lines)
+    assert [node.lines for node in nodes.values()] == [("bernoulli",), ("where",), ("x", "8x4"), ("result",)]
+
+
+def rotary(*, result: str = "y", written: bool = False) -> Physical:
+    """Angles of a buffer, which the second of two stages has a copy of."""
+    first, second = placement("cpu:[0-0] as (data=1)"), placement("cpu:[1-1] as (data=1)")
+    b = Builder(first)
+    x = b.source("x", (8, 4), "B", "input")
+    b.source("inv_freq", (4,), "B", "buffer")
+    b.at("", line=1)
+    angles = b.op("angles", ATEN.cos.default, [Var("inv_freq")], (4,), "B")
+    b.op("turned", ATEN.mul.Tensor, [Var(x), Var(angles)], (8, 4), "B")
+    there = b.keep("inv_freq.there", layout(second, "B", (4,), torch.int64), False)
+    b.steps.append(Box("inv_freq", there, b.origin))
+    over = b.keep("turned.there", layout(second, "B", (8, 4)), True)
+    b.steps.append(Box("turned", over, b.origin))
+    b.place = second
+    b.at("", line=2)
+    again = b.op("angles.there", ATEN.cos.default, [Var("inv_freq.there")], (4,), "B")
+    b.op("y", ATEN.mul.Tensor, [Var("turned.there"), Var(again)], (8, 4), "B")
+    return replace(b.graph("rotary", Var(result)), writes={"inv_freq": "angles"} if written else {})
+
+
+def test_constants_are_out_of_sight_with_their_copies() -> None:
+    graph = rotary()
+    assert constants(graph) == {"inv_freq", "inv_freq.there", "angles", "angles.there"}
+    told = str(paint(graph, overview=True).nodes.values())
+    assert "inv_freq" not in told
+    assert "cos" not in told
+    assert "inv_freq.there" in paint(graph).nodes  # all of it, if asked for all
+
+
+def test_what_is_written_or_given_back_is_no_constant() -> None:
+    assert constants(rotary(written=True)) == set()
+    assert constants(rotary(result="angles")) == {"inv_freq", "inv_freq.there", "angles.there"}
+    assert "angles" in paint(rotary(result="angles"), overview=True).nodes
+
+
+def test_the_first_layer_folds_with_its_like_where_its_input_lies_otherwise() -> None:
+    graph = mixed(4, first="P")
+    assert [(run.members[0], run.times) for run in Blocks(graph, overview=True).runs] == [("blocks.0", 4)]
+    assert [(run.members[0], run.times) for run in Blocks(graph).runs] == [("blocks.1", 3)]
 
 
 def test_a_module_on_several_placements_is_no_node() -> None:

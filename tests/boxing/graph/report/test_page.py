@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from sbpflow.boxing.graph.physical import GraphStep, Op, Physical
+from sbpflow.boxing.graph.move_table import MoveAccount
+from sbpflow.boxing.graph.physical import GraphStep, Op, Physical, Source, Value, Var
 from sbpflow.boxing.graph.report.page import embedded
 from sbpflow.boxing.graph.report.page_data import page_data
 from sbpflow.boxing.graph.report.page_diff import page_of_two
 from sbpflow.boxing.graph.report.report import Report
 from sbpflow.boxing.graph.report.vendored import VENDOR, libraries, scripts
+from sbpflow.placement import placement
 from sbpflow.sbp import layout
 from tests.boxing.graph.gpt import gpt, piped, tiny
 from tests.boxing.graph.report.walking import opened, walked_report
@@ -68,6 +70,43 @@ def test_a_move_tells_bytes_route_links_and_who_waits(page: Path) -> None:
         name = waiting.inner_text()
         waiting.click()
         assert tab.locator(f"{DETAILS} h2").inner_text() in name
+
+
+def test_a_move_tells_what_is_hidden_and_what_is_waited_for(tmp_path: Path) -> None:
+    key = "fc", "forward"
+    half = MoveAccount({key: 4e-3}, {}, known=("fc",), hides={key: 1e-3})
+    report = replace(walked_report(tiny()), account=half, hidden=1e-3, exposed=3e-3)
+    row = next(row for row in report.moves if row.of == ("fc",) and row.direction == "forward")
+    assert (row.hidden, row.waited) == pytest.approx((1e-3, 3e-3))
+    with opened(report.save(tmp_path / "step.html")) as tab:
+        tab.keyboard.press("/")
+        tab.keyboard.type(f"{row.name} {row.route}")
+        tab.keyboard.press("Enter")
+        figures = tab.locator(f"{DETAILS} .figures").inner_text().split("\n")
+        assert [f for f in figures if f.strip()][-4:] == ["hidden beside computing", "1 ms", "waited for", "3 ms"]
+
+
+def test_inputs_stand_at_the_top_of_their_stage(tmp_path: Path) -> None:
+    report = Report(staged())
+    assert [node["label"] for node in page_data(report)["nodes"] if node.get("top")] == ["x", "labels"]
+    with opened(report.save(tmp_path / "step.html")) as tab:
+        tab.get_by_role("button", name="Unfold a level").click()
+        spots = {each.text_content(): each.bounding_box()["y"] for each in tab.locator(".box.node .title").all()}
+        assert spots["labels"] < min(y for name, y in spots.items() if name.startswith("relu"))
+        assert spots["x"] < min(y for name, y in spots.items() if name.endswith("linear"))
+
+
+def staged() -> Physical:
+    """Two stages, of which the last compares with labels at its end."""
+    graph = piped()
+    last = placement("cpu:[2-3] as (data=2)")
+    labels = Source(Value("labels", layout(last, "S(0)", (8, 4))), "input")
+    *before, loss, whole = graph.steps
+    at = layout(last, "S(0)", (8, 4))
+    off = Op(torch.ops.aten.sub.Tensor, (Var("stages.1.relu"), Var("labels")), {}, (Value("off", at, True),))
+    assert isinstance(loss, Op)
+    steps = (*before, off, replace(loss, args=(Var("off"),)), whole)
+    return replace(graph, sources=(*graph.sources, labels), steps=steps)
 
 
 def test_search_finds_and_opens_what_is_around(page: Path) -> None:
