@@ -56,6 +56,7 @@ from .instructions.codegen import function
 from .lower.segments import segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
+from .optimizer.update_kernels import update_kernels
 from .optimizer.loss_scale import LossScale
 from .optimizer.relocation import ModelMove
 from .options import Options
@@ -118,6 +119,7 @@ class Passes:
         self.flows = input_flows(options.flows, call.inputs, call.names, self.name, call.caches)
         self.cached, self.move = frozenset(filter(call.is_cached, call.inputs)), move
         self.learns, self.states = bool(optimizers), states_of(optimizers)
+        self.update = update_kernels(optimizers, self.states)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
         self.rest = default_placement(modules, options.placement, call.inputs)
@@ -221,6 +223,7 @@ class Passes:
             rounds=rounds and rounds(where),
             compiled=compiled_types(self.options.backend),
             held=tuple(self.options.hold),
+            update=self.update,
         )
         regather = self.options.backend != "autograd"
         known = known or KnownOptions()

@@ -60,6 +60,15 @@ class Rounds(NamedTuple):
     gathers: bool = False
 
 
+class UpdateKernels(NamedTuple):
+    """The kernels of an optimizer's step on one parameter: how many; whether a card has one of each for all parameters
+    `together`; and how often they read or write a tensor of its size beyond what one kernel would."""
+
+    launches: float = 1.0
+    together: bool = True
+    more: float = 0.0
+
+
 @dataclass(frozen=True)
 class Demands:
     """Demands on a choice: pins that it has to respect, and liberties that it may take.
@@ -70,7 +79,7 @@ class Demands:
     said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
     are those of a step in micro-batches. `compiled` are the types of devices on which runs of ops are compiled to one
     kernel. In modules that are `held`, by their paths, ops take what follows from pins,
-    whatever another way would cost.
+    whatever another way would cost. `update` are the kernels of the optimizer's step.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -83,6 +92,12 @@ class Demands:
     real_sums: bool = False
     compiled: frozenset[str] = frozenset()
     held: tuple[str, ...] = ()
+    update: UpdateKernels = UpdateKernels()
+
+    @property
+    def optimizer(self) -> tuple[int, bool, UpdateKernels]:
+        """What is said of the optimizer."""
+        return self.states, self.sharded, self.update
 
     def summed_over(self, place: Placement) -> frozenset[int]:
         """The axes along which an encoder is meant to add up."""
