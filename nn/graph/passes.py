@@ -56,9 +56,9 @@ from .instructions.codegen import function
 from .lower.segments import segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
-from .optimizer.update_kernels import update_kernels
 from .optimizer.loss_scale import LossScale
 from .optimizer.relocation import ModelMove
+from .optimizer.update_kernels import update_kernels
 from .options import Options
 from .reads.guard import ReadGuard
 from .reads.walk import around, guarded

@@ -12,7 +12,17 @@ from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
-__all__ = ["Demands", "EncodedGrads", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
+__all__ = [
+    "ONE_KERNEL",
+    "Demands",
+    "EncodedGrads",
+    "EncodedWay",
+    "RestPins",
+    "Rounds",
+    "Said",
+    "SourcePin",
+    "UpdateKernels",
+]
 
 SourcePin: TypeAlias = Entries | State
 Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # entries of some axes, by number; None: to be chosen
@@ -69,6 +79,9 @@ class UpdateKernels(NamedTuple):
     more: float = 0.0
 
 
+ONE_KERNEL = UpdateKernels()
+
+
 @dataclass(frozen=True)
 class Demands:
     """Demands on a choice: pins that it has to respect, and liberties that it may take.
@@ -92,7 +105,7 @@ class Demands:
     real_sums: bool = False
     compiled: frozenset[str] = frozenset()
     held: tuple[str, ...] = ()
-    update: UpdateKernels = UpdateKernels()
+    update: UpdateKernels = ONE_KERNEL
 
     @property
     def optimizer(self) -> tuple[int, bool, UpdateKernels]:

@@ -13,7 +13,7 @@ from ...placement.links import Links
 from ..logical import OffloadPlace, Source
 from ..signature import S, Sbp, Split
 from ..state import Factors, Lie, State, local_numel
-from .demands import RestPins, Said, SourcePin, UpdateKernels
+from .demands import ONE_KERNEL, RestPins, Said, SourcePin, UpdateKernels
 from .move_cost import each_moved, seen_seconds
 from .op_cost import bandwidth
 from .options import source_states
@@ -59,7 +59,7 @@ def stored(
     *,
     reached: bool = True,
     together: float = inf,
-    update: UpdateKernels = UpdateKernels(),
+    update: UpdateKernels = ONE_KERNEL,
 ) -> Sources:
     """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
 
@@ -133,7 +133,7 @@ def update_seconds(
     offload: OffloadPlace | None,
     device: Device,
     beside: int | None = None,
-    update: UpdateKernels = UpdateKernels(),
+    update: UpdateKernels = ONE_KERNEL,
 ) -> float:
     """Seconds of an optimizer's step over so many bytes: it reads and writes parameter and states, and reads the
     gradient; or it touches so many bytes `beside` the states. Of several kernels each touches some by itself.

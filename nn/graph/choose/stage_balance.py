@@ -64,8 +64,8 @@ def even_stages(
 ) -> Balance:
     """The best cuts of the open pipelines in some modules, for a step that was captured and not placed yet.
 
-    An optimizer keeps so many `states` of each parameter and has such an `update`, and sequences may be `sliced`. Global parameters keep their
-    layers where they are, unless they are `free`."""
+    An optimizer keeps so many `states` of each parameter and has such an `update`; sequences may be `sliced`. Global
+    parameters keep their layers where they are, unless they are `free`."""
     cuts = sorted(open_cuts(modules.values()), key=lambda each: each[0].first)
     if not cuts:
         return Balance()
