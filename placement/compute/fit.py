@@ -65,8 +65,7 @@ class _Rates:
         if of.get("attention"):
             found.attention = _rate(of["attention"], lambda time: time.flops, rest)
         if of.get("function"):
-            each = _rate(of["function"], lambda time: time.evaluated, rest)
-            found.functions = 1.0 + memory / each
+            found.functions = max(1.0, 1.0 + memory * _seconds(of["function"], lambda time: time.evaluated, rest))
         if of.get("update"):
             found.update = memory / _rate(of["update"], lambda time: time.bytes, lambda time: launch)
         if of.get("call"):
@@ -103,12 +102,20 @@ class _Rates:
 def _rate(
     times: Sequence[KernelTime], work: Callable[[KernelTime], float], rest: Callable[[KernelTime], float]
 ) -> float:
-    """Work a second such that `work / rate + rest` is near the seconds, by squares of relative errors."""
-    above = sum((work(time) / time.seconds) ** 2 for time in times)
-    below = sum(work(time) / time.seconds * (1 - rest(time) / time.seconds) for time in times)
-    if below <= 0:  # all of it is the rest: no slower than that
+    """Work a second such that `work / rate + rest` is near the seconds."""
+    each = _seconds(times, work, rest)
+    if each <= 0:  # all of it is the rest: no slower than that
         raise PlacementError(
             f"the {times[0].kind} kernels of {times[0].dtype} took no longer than their launches\n"
             "  measure again while the machine does nothing else"
         )
-    return above / below
+    return 1 / each
+
+
+def _seconds(
+    times: Sequence[KernelTime], work: Callable[[KernelTime], float], rest: Callable[[KernelTime], float]
+) -> float:
+    """Seconds of a piece of work such that `work x seconds + rest` is near all seconds, by squares of relative errors;
+    below 0 where the rest alone is more."""
+    above = sum((work(time) / time.seconds) ** 2 for time in times)
+    return sum(work(time) / time.seconds * (1 - rest(time) / time.seconds) for time in times) / above
