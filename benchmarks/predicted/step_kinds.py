@@ -67,11 +67,11 @@ def drift(device: Device, crowd: float) -> float:
     return crowd * median(each) / TIMES / told
 
 
-class _KernelClock(TorchDispatchMode):
+class _KernelClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seconds and numbers of kernels by kind."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seconds: dict[str, float] = defaultdict(float)
         self.numbers: Counter[str] = Counter()
 

@@ -31,6 +31,7 @@ from ...sbp.joint.options import Option
 from ...sbp.joint.placements import Homes, homes
 from ...sbp.joint.solver.solve import Solver
 from ...sbp.joint.source_options import Stored
+from ...sbp.kernels.update_kernels import update_kernels
 from ...sbp.logical import Logical
 from ...sbp.state import Lie
 from ..model.annotate import LayerMoves, placement_of
@@ -57,8 +58,8 @@ from .lower.segments import segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
+from .optimizer.on_shards import ALONE
 from .optimizer.relocation import ModelMove
-from .optimizer.update_kernels import update_kernels
 from .options import Options
 from .reads.guard import ReadGuard
 from .reads.walk import around, guarded
@@ -119,7 +120,7 @@ class Passes:
         self.flows = input_flows(options.flows, call.inputs, call.names, self.name, call.caches)
         self.cached, self.move = frozenset(filter(call.is_cached, call.inputs)), move
         self.learns, self.states = bool(optimizers), states_of(optimizers)
-        self.update = update_kernels(optimizers, self.states)
+        self.update = update_kernels(optimizers, self.states, ALONE)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
         self.rest = default_placement(modules, options.placement, call.inputs)

@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from ...placement import Placement
+from ..kernels.update_kernels import ONE_KERNEL, UpdateKernels
 from ..layout import Layout
 from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
 __all__ = [
-    "ONE_KERNEL",
     "Demands",
     "EncodedGrads",
     "EncodedWay",
@@ -21,7 +21,6 @@ __all__ = [
     "Rounds",
     "Said",
     "SourcePin",
-    "UpdateKernels",
 ]
 
 SourcePin: TypeAlias = Entries | State
@@ -70,18 +69,6 @@ class Rounds(NamedTuple):
     gathers: bool = False
 
 
-class UpdateKernels(NamedTuple):
-    """The kernels of an optimizer's step on one parameter: how many; whether a card has one of each for all parameters
-    `together`; and how often they read or write a tensor of its size beyond what one kernel would."""
-
-    launches: float = 1.0
-    together: bool = True
-    more: float = 0.0
-
-
-ONE_KERNEL = UpdateKernels()
-
-
 @dataclass(frozen=True)
 class Demands:
     """Demands on a choice: pins that it has to respect, and liberties that it may take.
@@ -109,7 +96,7 @@ class Demands:
 
     @property
     def optimizer(self) -> tuple[int, bool, UpdateKernels]:
-        """What is said of the optimizer."""
+        """The optimizer, as far as the price of a weight goes by it."""
         return self.states, self.sharded, self.update
 
     def summed_over(self, place: Placement) -> frozenset[int]:

@@ -10,10 +10,11 @@ import numpy as np
 from ...placement.device import family
 from ...placement.hardware import Device
 from ...placement.links import Links
+from ..kernels.update_kernels import ONE_KERNEL, UpdateKernels
 from ..logical import OffloadPlace, Source
 from ..signature import S, Sbp, Split
 from ..state import Factors, Lie, State, local_numel
-from .demands import ONE_KERNEL, RestPins, Said, SourcePin, UpdateKernels
+from .demands import RestPins, Said, SourcePin
 from .move_cost import each_moved, seen_seconds
 from .op_cost import bandwidth
 from .options import source_states

@@ -13,7 +13,7 @@ from torch import nn
 
 from ....actors.schedules.schedule import Schedule
 from ....placement import Placement
-from ....sbp.joint.demands import UpdateKernels
+from ....sbp.kernels.update_kernels import UpdateKernels
 from ....sbp.logical import Logical, LogicalOp
 from ...model.annotate import LayerMoves, placement_of
 from ...model.balance import LayerCut, LayerWork, ends_of, open_cuts, runs

@@ -14,10 +14,10 @@ from torch import Tensor
 from ....boxing.plan import plan
 from ....placement import Device, Placement, default_cluster
 from ....sbp import B, layout
-from ....sbp.joint.demands import UpdateKernels
 from ....sbp.joint.op_cost import bytes_of, dtype_of, seconds
 from ....sbp.joint.source_options import update_seconds
 from ....sbp.kernels.kernels import Kernels, is_view, kernels_of
+from ....sbp.kernels.update_kernels import UpdateKernels
 from ....sbp.logical import Logical, LogicalOp
 from .stage_work import LayerCost
 

@@ -5,7 +5,6 @@ adopt            parameters and states of torch's optimizers as a graph has them
 on_shards        torch's own step on plain shards, for those that treat every element alone
 on_whole         that of others, on whole tensors
 relocation       what a model has, brought to where its next plan wants it
-update_kernels   how many kernels a parameter's step is, and what they read and write
 late_mean        means of late updates of parameters, which a pipeline without a flush corrects them by
 followers        masters and states, which go where their parameters go
 adopted_model    values of modules as a graph has them, and how gradients change these

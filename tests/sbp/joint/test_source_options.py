@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sbpflow.placement import Calibration, Device
-from sbpflow.sbp.joint.demands import ONE_KERNEL, UpdateKernels
 from sbpflow.sbp.joint.source_options import update_seconds
+from sbpflow.sbp.kernels.update_kernels import ONE_KERNEL, UpdateKernels
 
 SHEET = Device("sheet", {"float32": 1e3}, 1e9, 1e2, type="cpu")
 UNTIMED = replace(SHEET, fitted=Calibration(0.5, 0.25, 0.01, "here", 0.0))

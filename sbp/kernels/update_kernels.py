@@ -5,28 +5,39 @@ AdamW, else      eight: decay, two means in three, a root, a division, a sum, th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ....sbp.call import tensors_in
-from ....sbp.joint.demands import UpdateKernels
-from .on_shards import ALONE
+from ..call import tensors_in
 
-__all__ = ["update_kernels"]
+__all__ = ["ONE_KERNEL", "UpdateKernels", "update_kernels"]
 
 SIDE = 4  # of the small parameter, which has dims as those of layers have
 
 
-def update_kernels(optimizers: Sequence[Optimizer], states: int) -> UpdateKernels:
+class UpdateKernels(NamedTuple):
+    """The kernels of an optimizer's step on one parameter: how many; whether a card has one of each for all parameters
+    `together`; and how often they read or write a tensor of its size beyond what one kernel would."""
+
+    launches: float = 1.0
+    together: bool = True
+    more: float = 0.0
+
+
+ONE_KERNEL = UpdateKernels()
+
+
+def update_kernels(optimizers: Sequence[Optimizer], states: int, known: Container[type]) -> UpdateKernels:
     """The kernels of a parameter's step, of which so many states are kept: those of the optimizer that has most.
 
-    Of optimizers that torch does not have nobody knows more than that they read and write it all once."""
-    return max((_counted(each, states) for each in optimizers if type(each) in ALONE), default=UpdateKernels())
+    Of those whose types are not `known` to change each element by itself, nobody knows more than that they read and
+    write it all once."""
+    return max((_counted(each, states) for each in optimizers if type(each) in known), default=ONE_KERNEL)
 
 
 def _counted(optimizer: Optimizer, states: int) -> UpdateKernels:
@@ -44,11 +55,11 @@ def _counted(optimizer: Optimizer, states: int) -> UpdateKernels:
     return UpdateKernels(float(count.kernels), together, max(0.0, float(count.passes - (2 * states + 3))))
 
 
-class _Count(TorchDispatchMode):
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Kernels of tensors of the parameter's size, and how often they read or write one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = self.passes = 0
 
     def __torch_dispatch__(

@@ -8,13 +8,13 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, AdamW, Optimizer, RMSprop
 
 from sbpflow.nn.graph.optimizer.adopt import states_of
-from sbpflow.nn.graph.optimizer.update_kernels import update_kernels
-from sbpflow.sbp.joint.demands import ONE_KERNEL, UpdateKernels
+from sbpflow.nn.graph.optimizer.on_shards import ALONE
+from sbpflow.sbp.kernels.update_kernels import ONE_KERNEL, UpdateKernels, update_kernels
 
 
 def of(kind: type[Optimizer], **settings: Any) -> tuple[UpdateKernels, Optimizer]:
     made = kind([nn.Parameter(torch.ones(3, 5))], **settings)
-    return update_kernels([made], states_of([made])), made
+    return update_kernels([made], states_of([made]), ALONE), made
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_one_kernel_a_parameter_is_said_by_who_asks_for_it() -> None:
 def test_the_optimizer_that_is_asked_about_stays_as_it_is() -> None:
     made = AdamW([nn.Parameter(torch.ones(2))])
     made.register_step_pre_hook(lambda *_: pytest.fail("a step of it"))
-    update_kernels([made], 2)
+    update_kernels([made], 2, ALONE)
     assert not made.state
 
 
 def test_others_are_taken_for_one_kernel() -> None:
-    assert of(Adafactor)[0] == ONE_KERNEL == update_kernels([], 0)
+    assert of(Adafactor)[0] == ONE_KERNEL == update_kernels([], 0, ALONE)
