@@ -1,15 +1,19 @@
 """Kinds of a step's seconds, as predicted and as measured: forward, backward, the update, moves and sums, waiting.
 
-Kernels are timed by the processor's time of their thread, and each counts for what asked for it: autograd's engine, an
-optimizer, a move, or else the forward. What the step takes beside its kernels is Python's and is shared out by their
-numbers, as launches are in what is predicted. What the clock says beyond all that is waiting.
+Kernels are timed by the processor's time of their thread, and each counts for what asked for it: a forward or a
+backward of the step's code, an optimizer, or else a move. What the step takes beside its kernels is Python's and is
+shared out by their numbers, as launches are in what is predicted. What the clock says beyond all that is waiting.
 """
 
+import dis
+import re
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from statistics import median
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -24,6 +28,7 @@ from sbpflow.sbp.joint.op_cost import bandwidth, rate
 __all__ = ["KINDS", "drift", "kinds_measured", "kinds_predicted"]
 
 KINDS = ("forward", "backward", "update", "moves", "waiting")
+WORDS = {"f": "forward", "b": "backward"}
 SIDE = 512  # of the product by which the machine is looked at
 RUNS, TIMES = 15, 3
 
@@ -78,7 +83,7 @@ class _KernelClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kind = _kind(op)
+        kind = _kind()
         start = time.thread_time()
         result = op(*args, **(kwargs or {}))
         self.seconds[kind] += time.thread_time() - start
@@ -86,15 +91,26 @@ class _KernelClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _kind(op: Any) -> str:
-    frame, backward = sys._getframe(2), torch._C._current_graph_task_id() != -1
+def _kind() -> str:
+    """The kind that asked for a kernel, by the functions that are being called: of a step's code the line tells."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if "/torch/optim/" in file:
             return "update"
-        if "/boxing/" in file:
-            return "moves"
-        frame = frame.f_back  # type: ignore[assignment]
-    if backward:
-        return "backward"
-    return "moves" if op._schema.name.startswith("aten::_foreach_add") else "forward"
+        if "codegen.py (" in file:
+            return _of_line(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return "moves"
+
+
+@cache
+def _of_line(code: CodeType, line: int) -> str:
+    """Forwards are called f0, f1 and so on in a step's code, and backwards b0; all else moves or adds up."""
+    calls, here = [], 0
+    for each in dis.get_instructions(code):
+        here = each.positions.lineno or here if each.positions else here
+        if here == line and "GLOBAL" in each.opname:
+            calls.append(str(each.argval))
+    found = (WORDS[match[1]] for name in calls if (match := re.fullmatch(r"([fb])\d+", name)))
+    return next(found, "moves")

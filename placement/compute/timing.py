@@ -255,9 +255,7 @@ def _block(device: torch.device) -> Make:
         def run() -> object:
             with torch.enable_grad():
                 h = F.layer_norm(x, (wide,), a, b)
-                one, two, three = (
-                    F.linear(h, w).view(1, 4, heads, wide // heads).transpose(1, 2) for w in (q, k, v)
-                )
+                one, two, three = (F.linear(h, w).view(1, 4, heads, wide // heads).transpose(1, 2) for w in (q, k, v))
                 seen = F.scaled_dot_product_attention(one, two, three, is_causal=True)
                 y = seen.transpose(1, 2).reshape(1, 4, wide)
                 y = x + F.linear(y, out)
