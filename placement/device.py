@@ -5,6 +5,7 @@ name. What torch has for each kind of card under one name (streams, events, memo
 module of that name, so that another kind of card is another row.
 """
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = [
     "current_stream",
     "family",
     "on_stream",
+    "usable_cores",
     "recorded",
     "side_stream",
 ]
@@ -184,3 +186,8 @@ def recorded(stream: Any) -> Any:
     event = family(stream.device.type).module.Event()
     event.record(stream)
     return event
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: a container or a job may be given fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from .cluster import default_cluster
-from .device import FAMILIES, card_here
+from .device import FAMILIES, card_here, usable_cores
 from .launcher import starter, torchruns_words
 from .network.hosts import FILE
 from .world import is_joined
@@ -69,7 +69,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _hardware() -> Iterator[Finding]:
-    yield Finding("cores", True, f"{_cores()} usable, torch computes on {torch.get_num_threads()} threads")
+    yield Finding("cores", True, f"{usable_cores()} usable, torch computes on {torch.get_num_threads()} threads")
     card = card_here()
     if card is None:
         cards = [kind for kind in FAMILIES.values() if kind.card]
@@ -156,8 +156,3 @@ def _prices(environment: Mapping[str, str]) -> Finding:
         f"{level.name} {level.latency * 1e6:.3g} us, {level.bandwidth / 1e9:.3g} GB/s" for level in prices.levels
     )
     return Finding("cluster", True, f"{prices.said}: {levels}")
-
-
-def _cores() -> int:
-    # A container or a job may be given fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -86,6 +86,7 @@ class Calibration:
     """The part of a datasheet that a device reaches: shares of its peaks, and the seconds of a launch.
 
     A product takes `2mnk / (product x FLOP/s) + bytes / (memory x bytes/s) + launch`, which is also its curve by size.
+    A launch is a kernel's part of a step's call that has nothing to compute: on a CPU all that Python and autograd do.
     `source` says where the constants were fitted and on what, `error` is the median relative error there.
     """
 
@@ -96,6 +97,7 @@ class Calibration:
     error: float
     attention: float | None = None  # of FLOP/s, in fused attention; None: as products
     functions: float = 1.0  # times as long as its bytes take: a GELU, which evaluates one function of each element
+    update: float | None = None  # the same of a kernel that writes where it reads, as a fused AdamW; None: its bytes
 
     def __post_init__(self) -> None:
         for name in ("product", "memory", "attention"):
@@ -109,6 +111,11 @@ class Calibration:
             raise PlacementError(
                 f"fitted constants cannot be: functions = {self.functions}\n"
                 "  how many times as long as a sum of as many bytes exponentials take: 1 or more, as in functions = 2.5"
+            )
+        if self.update is not None and not 0 < self.update < inf:
+            raise PlacementError(
+                f"fitted constants cannot be: update = {self.update}\n"
+                "  how many times as long as a sum of as many bytes a fused update takes: above 0, as in update = 0.7"
             )
         for name, usual in (("launch", "3e-6 (seconds of a kernel)"), ("error", "0.05 (5 %, where it was fitted)")):
             if not 0 <= getattr(self, name) < inf:
@@ -249,6 +256,7 @@ def _least_fitted(kinds: Sequence[Device]) -> Calibration | None:
     if not fitted:
         return None
     shares = [each.product if each.attention is None else each.attention for each in fitted]
+    updates = [each.update for each in fitted if each.update is not None]
     return Calibration(
         min(each.product for each in fitted),
         min(each.memory for each in fitted),
@@ -257,6 +265,7 @@ def _least_fitted(kinds: Sequence[Device]) -> Calibration | None:
         max(each.error for each in fitted),
         min(shares),
         max(each.functions for each in fitted),
+        max(updates) if updates else None,
     )
 
 

@@ -108,6 +108,8 @@ def _reached(host: str, device: Device) -> list[str]:
     lines.append(f"  {'memory':<18}  {device.memory_bandwidth * found.memory / 1e9:>10.1f} GB/s")
     lines.append(f"  {'launch':<18}  {found.launch * 1e6:>10.1f} us")
     lines.append(f"  {'functions':<18}  {found.functions:>10.1f} times as long as their bytes")
+    if found.update is not None:
+        lines.append(f"  {'fused update':<18}  {found.update:>10.2f} times as long as its bytes")
     if found.attention is not None:
         lines.append(f"  {'attention':<18}  {found.attention * 100:>10.1f} % of the peak")
     return [*lines, f"  {'error':<18}  {found.error * 100:>10.1f} % in the median, on sizes that were left out"]
@@ -131,7 +133,8 @@ def measure_run(*, kernels: bool = False) -> LinkTimes:
         if card:
             _made_together(device)
         found, left = timed(here.rank, here.run.hosts, device)
-        times = _each_ranks(kernel_times(device, _meet)) if kernels else []
+        beside = here.run.hosts.groups[here.run.hosts.numbers[here.rank]]
+        times = _each_ranks(kernel_times(device, _meet, len(beside))) if kernels else []
     except RuntimeError as error:
         raise TransportError(_silent(here.rank, here.run, error)) from error
     when = now()
@@ -341,7 +344,7 @@ def run_rank() -> None:
         if kind.card:
             _made_together(device)
         links, _ = timed(rank, Hosts((0,) * ranks), device)
-        times = _each_ranks(kernel_times(device, _meet)) if job["kernels"] else []
+        times = _each_ranks(kernel_times(device, _meet, ranks)) if job["kernels"] else []
     finally:
         dist.destroy_process_group()
     if rank == 0:

@@ -4,7 +4,9 @@
 
 Before each count of ranks this machine is measured as `doctor --measure` does it; no other constant goes in. A step's
 seconds are the clock's, of the slowest rank, and those of the processor, which neighbours on a machine hardly change:
-ranks of one host carry their moves themselves, so that these are in both.
+ranks of one host carry their moves themselves, so that these are in both. Where ranks outnumber cores, processor times
+count as often as ranks share one. A second table has where the difference lies, by kind; its last column is how many
+times as long a product takes after the steps as when the machine was measured.
 """
 
 import json
@@ -27,9 +29,12 @@ from benchmarks.parts.alone import Times, aligned
 from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.graph_models import Size, adamw, batch, loss_of, made
 from benchmarks.parts.processes import launched, worker
+from benchmarks.predicted.step_kinds import KINDS, drift, kinds_measured, kinds_predicted
+from sbpflow.placement.cluster import cluster
+from sbpflow.placement.device import usable_cores
 from sbpflow.placement.measure import measure
 
-ROUNDS, WARM = 15, 3
+ROUNDS, WARM, WATCHED = 15, 3, 5
 GPT = Size(layers=4, width=256, heads=8, batch=4, length=128)
 WIDE, ROWS, DEEP = 768, 256, 8
 
@@ -83,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ranks in sorted({CASES[name].ranks for name in options.only}):
             here = Path(folder, f"{ranks}.toml")
-            found = measure(ranks, kernels=not options.quick)
+            found = measure(ranks, kernels=not options.quick, timeout=300.0)  # where others are busy, too
             found.cluster().save(here)
             print(found, flush=True)
             for name in (name for name in options.only if CASES[name].ranks == ranks):
@@ -91,7 +96,7 @@ def main() -> None:
                 times |= launched("predicted", ranks, job)
                 print(*list(shown({name: times[name]}))[2:], flush=True)
     head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."
-    reported("predicted", [head, "", *shown(times), "", off(times)], write=options.write)
+    reported("predicted", [head, "", *shown(times), "", off(times), "", *by_kind(times)], write=options.write)
 
 
 def measured(job: Mapping[str, Any]) -> Times:
@@ -102,16 +107,28 @@ def measured(job: Mapping[str, Any]) -> Times:
         step = flow.compile(model, loss, adamw(model.parameters(), fused=True), plan=case.plan)
         for _ in range(WARM):
             step(*given)
-        told = step.explain().predicted
+        report = step.explain()
+    told = report.predicted
     assert told is not None
+    crowd = max(1.0, case.ranks / usable_cores())
     clock, processor = [], []
     for _ in range(job["rounds"]):
         dist.barrier()
         start, began = time.perf_counter(), time.process_time()
         step(*given)
         clock.append((time.perf_counter() - start) * 1e6)
-        processor.append((time.process_time() - began) * 1e6)
-    return {job["case"]: {"predicted": [told * 1e6] * len(clock), "processor": processor, "clock": clock}}
+        processor.append(crowd * (time.process_time() - began) * 1e6)
+    spent = statistics.median(processor) / crowd / 1e6, statistics.median(clock) / 1e6
+    kinds = kinds_measured(lambda: step(*given), 1 if job["rounds"] < ROUNDS else WATCHED, *spent, crowd)
+    every: list[Any] = [None] * case.ranks
+    dist.barrier()
+    dist.all_gather_object(every, (spent[0], kinds, drift(cluster(job["cluster"]).device, crowd)))
+    _, kinds, drifted = max(every, key=lambda each: float(each[0]))  # those of the rank that works most
+    told_of = kinds_predicted(report)
+    found = {"predicted": told * 1e6, "drift": drifted}
+    found |= {f"predicted {kind}": told_of[kind] * 1e6 for kind in KINDS} | {kind: kinds[kind] * 1e6 for kind in KINDS}
+    constant = {way: [us] * len(clock) for way, us in found.items()}
+    return {job["case"]: {**constant, "processor": processor, "clock": clock}}
 
 
 def shown(times: Times) -> Iterator[str]:
@@ -119,6 +136,18 @@ def shown(times: Times) -> Iterator[str]:
     for name, ways in times.items():
         told, used, took = (statistics.median(ways[way]) / 1e3 for way in ("predicted", "processor", "clock"))
         rows.append([name, *(f"{ms:.1f}" for ms in (told, used, took)), f"{used / told:.2f}", f"{took / told:.2f}"])
+    yield from aligned(rows)
+
+
+def by_kind(times: Times) -> Iterator[str]:
+    """Where the difference lies: predicted / measured milliseconds of the rank that works most."""
+    rows = [["predicted / measured ms", *KINDS, "most apart", "product now / then"]]
+    for name, ways in times.items():
+        pairs = {kind: (ways[f"predicted {kind}"][0] / 1e3, ways[kind][0] / 1e3) for kind in KINDS}
+        most = max(pairs, key=lambda kind: abs(pairs[kind][1] - pairs[kind][0]))
+        each = (f"{told:.1f} / {took:.1f}" for told, took in pairs.values())
+        apart = f"{most} {pairs[most][1] - pairs[most][0]:+.1f}"
+        rows.append([name, *each, apart, f"{ways['drift'][0]:.2f}"])
     yield from aligned(rows)
 
 

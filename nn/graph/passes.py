@@ -31,6 +31,7 @@ from ...sbp.joint.options import Option
 from ...sbp.joint.placements import Homes, homes
 from ...sbp.joint.solver.solve import Solver
 from ...sbp.joint.source_options import Stored
+from ...sbp.kernels.update_kernels import update_kernels
 from ...sbp.logical import Logical
 from ...sbp.state import Lie
 from ..model.annotate import LayerMoves, placement_of
@@ -57,6 +58,7 @@ from .lower.segments import segments
 from .microbatch.along import along
 from .optimizer.adopt import owned_by, states_of, stepped_whole
 from .optimizer.loss_scale import LossScale
+from .optimizer.on_shards import ALONE
 from .optimizer.relocation import ModelMove
 from .options import Options
 from .reads.guard import ReadGuard
@@ -118,6 +120,7 @@ class Passes:
         self.flows = input_flows(options.flows, call.inputs, call.names, self.name, call.caches)
         self.cached, self.move = frozenset(filter(call.is_cached, call.inputs)), move
         self.learns, self.states = bool(optimizers), states_of(optimizers)
+        self.update = update_kernels(optimizers, self.states, ALONE)
         self.whole = stepped_whole(optimizers, named_values(modules))
         self.optimizers = list(optimizers)
         self.rest = default_placement(modules, options.placement, call.inputs)
@@ -221,6 +224,7 @@ class Passes:
             rounds=rounds and rounds(where),
             compiled=compiled_types(self.options.backend),
             held=tuple(self.options.hold),
+            update=self.update,
         )
         regather = self.options.backend != "autograd"
         known = known or KnownOptions()

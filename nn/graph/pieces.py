@@ -173,7 +173,9 @@ class Pieces:
         """Costs of every chunk for a micro-batch of the first kind, as predicted; on a second route they are alike."""
         one = self.first
         with one.graph.priced():
-            return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where)
+            many = len(self.batch.pieces)
+            sums = (many - 1) / many if self.trains and not self.streams else 0.0
+            return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where, sums)
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""

@@ -119,7 +119,8 @@ def plan_step(
     logical = shared.of(passes, call)
     refuse(passes, trains=bool(logical.losses))
     sliced = options.slices not in (None, 1)
-    balance = even_stages(logical, modules, options.policy, many, passes.states, sliced=sliced, free=passes.free)
+    kept = passes.states, passes.update
+    balance = even_stages(logical, modules, options.policy, many, *kept, sliced=sliced, free=passes.free)
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is not None:

@@ -1,7 +1,9 @@
-"""Times of kernels on one device: products by size, fused attention, sums, GELU, empty kernels, copies to the host.
+"""Times of kernels on one device: products by size, fused attention, sums, GELU, updates, empty kernels and copies.
 
 All ranks of a host run the same kernel at once, again and again for a while, as cores, caches and memory are shared in
-a step too. Of several runs the quickest counts, since other work on the machine only ever adds time.
+a step too. On a card the quickest of several runs counts, since other work only ever adds time. On a CPU one thread's
+own time is looked at, to which other work on the machine adds little, and where there are fewer cores than ranks, as
+many times of it as ranks share a core.
 """
 
 import time
@@ -9,28 +11,32 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from math import inf, prod
+from statistics import median
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from ..device import DeviceFamily, family
+from ..device import DeviceFamily, family, usable_cores
 
 __all__ = ["KernelTime", "kernel_times"]
 
-Kind = Literal["product", "attention", "pointwise", "function", "launch", "copy"]
-WHILE = 0.05  # seconds of a run: long against the slices in which ranks share a core
-RUNS = 3
+aten = torch.ops.aten
+Kind = Literal["product", "attention", "pointwise", "function", "update", "launch", "call", "copy"]
+WHILE, RUNS = 0.05, 3  # seconds of a run, and how many
+SHORT, MANY = 0.005, 15  # the same where a thread's own time is looked at, of which the middle counts
 
 
 class KernelTime(NamedTuple):
-    """A kernel, and its mean seconds in the quickest run: FLOPs, and bytes read and written."""
+    """A kernel, and its mean seconds in a run: FLOPs, bytes read and written, and bytes of the elements of which it
+    evaluates a function, read and written, as often as it does."""
 
     kind: Kind
     dtype: str
     flops: float
     bytes: float
     seconds: float
+    evaluated: float = 0.0
 
 
 Make = Callable[[], Callable[[], object]]  # a kernel, with its tensors
@@ -42,6 +48,8 @@ class _Case(NamedTuple):
     flops: float
     bytes: float
     make: Make
+    evaluated: float = 0.0
+    kernels: float = 1.0  # of one call
 
 
 # Rows, columns and what is summed over. Squares tell the rate, and the others that of layers.
@@ -68,25 +76,41 @@ ELEMENTS = {
     False: [2**14, 2**16, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23],
     True: [2**20, 2**22, 2**24, 2**25, 2**26, 2**27],
 }
+FUNCTIONS = 2**20  # elements: of more a CPU reads and writes so slowly that it evaluates functions meanwhile
+UPDATES = {False: [2**14, 2**16, 2**18, 2**20], True: [2**20, 2**22, 2**24]}
 # A step seldom reads what it has just read: bytes of inputs that are read in turn, more than caches hold, and how many.
 COLD, MOST = {False: 2**26, True: 2**28}, 256
 COPIED = {False: 2**23, True: 2**26}  # bytes
 
 
-def kernel_times(device: torch.device, together: Callable[[], None]) -> list[KernelTime]:
-    """The times of all kernels on a device; every rank calls it, and `together` returns once all are there."""
+def kernel_times(device: torch.device, together: Callable[[], None], ranks: int = 1) -> list[KernelTime]:
+    """The times of all kernels on a device; every rank of so many of this host calls it, and `together` returns once
+    all are there."""
     found = []
+    own = not family(device.type).card and torch.get_num_threads() == 1
+    crowd = max(1.0, ranks / usable_cores()) if own else 1.0
     with torch.no_grad():
         for case in _cases(device):
             run = case.make()
             run()  # what comes first only
-            seconds = inf
-            for _ in range(RUNS):
-                together()
-                seconds = min(seconds, _mean(run, device))
+            seconds = (crowd * _own(run, together) if own else _quickest(run, device, together)) / case.kernels
             name = str(case.dtype).removeprefix("torch.")
-            found.append(KernelTime(case.kind, name, case.flops, case.bytes, seconds))
+            found.append(KernelTime(case.kind, name, case.flops, case.bytes, seconds, case.evaluated))
     return found
+
+
+def _own(run: Callable[[], object], together: Callable[[], None]) -> float:
+    """The thread's own seconds, in the middle of many runs: for one alone ranks would wait longer than it takes."""
+    together()
+    return median(_repeated(run, SHORT, time.thread_time) for _ in range(MANY))
+
+
+def _quickest(run: Callable[[], object], device: torch.device, together: Callable[[], None]) -> float:
+    seconds = inf
+    for _ in range(RUNS):
+        together()
+        seconds = min(seconds, _mean(run, device))
+    return seconds
 
 
 def _mean(run: Callable[[], object], device: torch.device) -> float:
@@ -94,7 +118,7 @@ def _mean(run: Callable[[], object], device: torch.device) -> float:
     many are a while, too: the host is done with a kernel long before the card is."""
     kind = family(device.type)
     if not kind.card:
-        return _repeated(run, WHILE)
+        return _repeated(run, WHILE, time.perf_counter)
     once = _by_card(kind, run, 1)
     return _by_card(kind, run, max(1, int(WHILE / max(once, 1e-6))))
 
@@ -111,13 +135,13 @@ def _by_card(kind: DeviceFamily, run: Callable[[], object], many: int) -> float:
     return float(first.elapsed_time(last)) * 1e-3 / many
 
 
-def _repeated(run: Callable[[], object], least: float) -> float:
-    many, each, start = 0, 1, time.perf_counter()
+def _repeated(run: Callable[[], object], least: float, clock: Callable[[], float]) -> float:
+    many, each, start = 0, 1, clock()
     while True:
         for _ in range(each):
             run()
         many += each
-        spent = time.perf_counter() - start
+        spent = clock() - start
         if spent >= least:
             return spent / many
         each = max(1, min(many, 1000))  # so that looking at the clock takes no time beside what is timed
@@ -129,6 +153,8 @@ def _cases(device: torch.device) -> Iterator[_Case]:
     yield _Case("launch", torch.float32, 0.0, 0.0, lambda: lambda: torch.add(tiny, tiny))
     small = torch.zeros(4, 4, device=device)
     yield _Case("launch", torch.float32, 0.0, 0.0, lambda: lambda: torch.mm(small, small))
+    if not card:
+        yield _Case("call", torch.float32, 0.0, 0.0, _block(device), kernels=BLOCK)
     for dtype in DTYPES[card]:
         for rows, columns, inner in PRODUCTS[card]:
             size = (rows * columns + rows * inner + columns * inner) * dtype.itemsize
@@ -142,7 +168,11 @@ def _cases(device: torch.device) -> Iterator[_Case]:
         yield _Case("attention", dtype, flops, size, _attention(shape, dtype, device))
     for many in ELEMENTS[card]:
         yield _Case("pointwise", torch.float32, 0.0, 3.0 * many * 4, _sum(many, device))
-        yield _Case("function", torch.float32, 0.0, 2.0 * many * 4, _function(many, device))
+        if card or many <= FUNCTIONS:
+            # Forward and backward in turn: two and three tensors, one function and two of each element.
+            yield _Case("function", torch.float32, 0.0, 2.5 * many * 4, _function(many, device), 3.0 * many * 4)
+    for many in UPDATES[card]:
+        yield _Case("update", torch.float32, 0.0, 7.0 * many * 4, _update(many, device))
     yield _Case("copy", torch.uint8, 0.0, COPIED[card], _copy(COPIED[card], device))
 
 
@@ -172,7 +202,70 @@ def _sum(many: int, device: torch.device) -> Make:
 
 
 def _function(many: int, device: torch.device) -> Make:
-    return _of(1, (many,), torch.float32, device, F.gelu)
+    """A GELU, and its backward."""
+
+    def make() -> Callable[[], object]:
+        forms: tuple[Callable[..., object], ...] = (lambda x, g: F.gelu(x), lambda x, g: aten.gelu_backward(g, x))
+        times = _copies(2 * many * 4, device)
+        given = [(torch.randn(many, device=device), torch.randn(many, device=device)) for _ in range(times)]
+        return _in_turn([partial(form, *each) for each in given for form in forms])
+
+    return make
+
+
+def _update(many: int, device: torch.device) -> Make:
+    """A step of AdamW, fused, whose parameters and states are read in turn."""
+
+    def make() -> Callable[[], object]:
+        one = torch.ones((), device=device)
+        numbers = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+        flags = {"amsgrad": False, "maximize": False}
+        given = [
+            [[torch.randn(many, device=device).abs()] for _ in range(4)] for _ in range(_copies(16 * many, device))
+        ]
+        step = partial(aten._fused_adamw_, max_exp_avg_sqs=[], state_steps=[one], **numbers, **flags)
+        return _in_turn([partial(_stepped, step, *each) for each in given])
+
+    return make
+
+
+def _stepped(step: Callable[..., object], *given: object) -> None:
+    parameters, gradients, means, squares = given
+    step(parameters, gradients, means, squares)
+
+
+# Kernels of a block, forward and backward, as they are priced: two norms (1 and 2 each), six products (1 and 2), two
+# sums, attention and a GELU (1 and 1).
+BLOCK = 2.0 * 3 + 6 * 3 + 2 * 2 + 2 + 2
+
+
+def _block(device: torch.device) -> Make:
+    """A transformer's block with next to nothing to compute, and its backward: what is left is the host's part of it,
+    that of Python, of torch's dispatch and of autograd."""
+
+    def make() -> Callable[[], object]:
+        wide, heads = 16, 4
+        with torch.enable_grad():
+            x, a, b = (
+                torch.randn(size, device=device, requires_grad=True) for size in ((1, 4, wide), (wide,), (wide,))
+            )
+            weights = [torch.randn(wide, wide, device=device, requires_grad=True) for _ in range(6)]
+        q, k, v, out, up, down = weights
+
+        def run() -> object:
+            with torch.enable_grad():
+                h = F.layer_norm(x, (wide,), a, b)
+                one, two, three = (F.linear(h, w).view(1, 4, heads, wide // heads).transpose(1, 2) for w in (q, k, v))
+                seen = F.scaled_dot_product_attention(one, two, three, is_causal=True)
+                y = seen.transpose(1, 2).reshape(1, 4, wide)
+                y = x + F.linear(y, out)
+                h = F.layer_norm(y, (wide,), a, b)
+                y = y + F.linear(F.gelu(F.linear(h, up)), down)
+                return torch.autograd.grad(y, [x, a, b, *weights], torch.ones_like(y))
+
+        return run
+
+    return make
 
 
 def _of(

@@ -7,12 +7,21 @@ from typing import NamedTuple, Protocol, TypeAlias
 import torch
 
 from ...placement import Placement
+from ..kernels.update_kernels import ONE_KERNEL, UpdateKernels
 from ..layout import Layout
 from ..signature import Sbp
 from ..state import State
 from .pins import Entries
 
-__all__ = ["Demands", "EncodedGrads", "EncodedWay", "RestPins", "Rounds", "Said", "SourcePin"]
+__all__ = [
+    "Demands",
+    "EncodedGrads",
+    "EncodedWay",
+    "RestPins",
+    "Rounds",
+    "Said",
+    "SourcePin",
+]
 
 SourcePin: TypeAlias = Entries | State
 Said: TypeAlias = tuple[tuple[int, Sbp | None], ...]  # entries of some axes, by number; None: to be chosen
@@ -70,7 +79,7 @@ class Demands:
     said to be cut; with `real_sums` no gradient that is whole becomes the one addend of a sum over their axes. `rounds`
     are those of a step in micro-batches. `compiled` are the types of devices on which runs of ops are compiled to one
     kernel. In modules that are `held`, by their paths, ops take what follows from pins,
-    whatever another way would cost.
+    whatever another way would cost. `update` are the kernels of the optimizer's step.
     """
 
     pins: Mapping[str, SourcePin] = field(default_factory=dict)  # of sources, by name
@@ -83,6 +92,12 @@ class Demands:
     real_sums: bool = False
     compiled: frozenset[str] = frozenset()
     held: tuple[str, ...] = ()
+    update: UpdateKernels = ONE_KERNEL
+
+    @property
+    def optimizer(self) -> tuple[int, bool, UpdateKernels]:
+        """The optimizer, as far as the price of a weight goes by it."""
+        return self.states, self.sharded, self.update
 
     def summed_over(self, place: Placement) -> frozenset[int]:
         """The axes along which an encoder is meant to add up."""

@@ -193,12 +193,12 @@ class _Formulation:
         by = self.demands.encoders.get(source.name) if trained else None
         reached = number in self.logical.reached
         together = self.costs.together.get(there, inf)
-        asked = tuple(wished), reached, pinned, rest, source.offload, by, self.demands.states, self.demands.sharded
+        asked = tuple(wished), reached, pinned, rest, source.offload, by, *self.demands.optimizer
         key = "source", shape, types, self.costs.alike(there), trained, source.kind, together, *asked
         if key not in self.known:
             where = self.cluster(there).device_of(there), self.links(there)
             said = wished, pinned, rest, self.demands.states, self.demands.sharded
-            made = stored(source, *said, *where, reached=reached, together=together)
+            made = stored(source, *said, *where, reached=reached, together=together, update=self.demands.update)
             summed = by is not None and not all(cut_over(pinned, axis) for axis in by.axes(there))
             encoded = EncodedGrads(by, source.grads or source.fake.dtype, summed) if by is not None else None
             ends = tuple(c.lie for c in made.candidates), tuple(c.grads for c in made.candidates)

@@ -24,6 +24,7 @@ from .options import Option
 
 __all__ = [
     "OpSeconds",
+    "adding_seconds",
     "alone",
     "bandwidth",
     "bytes_of",
@@ -89,6 +90,14 @@ def option_seconds(
     both = [seconds(kernels, of, option.share, dtype, device) for of, option in zip(held, options, strict=True)]
     back = [of.backward + again * of.forward for of in both]
     return [of.forward + more for of, more in zip(both, back, strict=True)], back
+
+
+def adding_seconds(size: int, device: Device) -> float:
+    """Seconds in which so many bytes are added to a sum, in place; counted where somebody has timed such kernels."""
+    fitted = device.fitted
+    if fitted is None or fitted.update is None:
+        return 0.0
+    return fitted.update * 3 * size / bandwidth(device) + fitted.launch
 
 
 def alone(call: Call, device: Device) -> float:

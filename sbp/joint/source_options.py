@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...placement.device import family
 from ...placement.hardware import Device
 from ...placement.links import Links
+from ..kernels.update_kernels import ONE_KERNEL, UpdateKernels
 from ..logical import OffloadPlace, Source
 from ..signature import S, Sbp, Split
 from ..state import Factors, Lie, State, local_numel
@@ -58,6 +60,7 @@ def stored(
     *,
     reached: bool = True,
     together: float = inf,
+    update: UpdateKernels = ONE_KERNEL,
 ) -> Sources:
     """Every way to keep a source; `kept` tensors of its size belong to it if a gradient trains it.
 
@@ -89,7 +92,7 @@ def stored(
             back.append((there_too, home))
             # Beside a master, the gradient is read as it comes, and the parameter only written.
             beside = come // wide * (wide + size) if by_master else 3 * there
-            cost.append(update_seconds(there, kept, source.offload, device, beside) if changes else 0.0)
+            cost.append(update_seconds(there, kept, source.offload, device, beside, update) if changes else 0.0)
     moving = np.zeros(len(found))
     if changes:
         for at, way in enumerate(zip(*back, strict=True)):
@@ -126,18 +129,34 @@ def _moving(ways: Sequence[_Trip | None], shape: tuple[int, ...], links: Links, 
 
 
 def update_seconds(
-    size: int, kept: int, offload: OffloadPlace | None, device: Device, beside: int | None = None
+    size: int,
+    kept: int,
+    offload: OffloadPlace | None,
+    device: Device,
+    beside: int | None = None,
+    update: UpdateKernels = ONE_KERNEL,
 ) -> float:
     """Seconds of an optimizer's step over so many bytes: it reads and writes parameter and states, and reads the
-    gradient; or it touches so many bytes `beside` the states.
+    gradient; or it touches so many bytes `beside` the states. Of several kernels each touches some by itself.
 
     On the host that goes through a device's share of the host's memory, and from disk through that of the disk;
     gradient and changed parameter go over the link between."""
     touched = 2 * kept * size + (3 * size if beside is None else beside)
     if offload is None:
-        return touched / bandwidth(device)
+        return _updating(touched, update.more * size, update, device)
     files = 0.0 if offload == "cpu" else (2 * kept + 2) * size / device.disk_bandwidth
     return (touched + 2 * size) / device.host_bandwidth + files
+
+
+def _updating(touched: float, more: float, update: UpdateKernels, device: Device) -> float:
+    """Seconds of kernels that touch so many bytes, and so many `more` than one kernel would; where a fused one was
+    timed, their launches count."""
+    fitted = device.fitted
+    if fitted is None or fitted.update is None:
+        return (touched + more) / bandwidth(device)
+    launches = 0.0 if update.together and family(device.type).card else update.launches
+    slower = 1.0 if more else fitted.update
+    return slower * (touched + more) / bandwidth(device) + launches * fitted.launch
 
 
 def _allowed(

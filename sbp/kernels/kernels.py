@@ -56,7 +56,8 @@ def kernels_of(call: Call, wants: Sequence[bool] = ()) -> Kernels:
         return _product(call, wants, count)
     if schema in _ROWS:
         return _rows(call, wants, _ROWS[schema])
-    return _evaluating(call.name, _pointwise(call, wants, schema))
+    by_tanh = schema == "aten::gelu" and call.bound["approximate"] == "tanh"
+    return _evaluating("gelu/tanh" if by_tanh else call.name, _pointwise(call, wants, schema))
 
 
 def is_view(call: Call) -> bool:

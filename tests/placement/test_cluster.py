@@ -445,6 +445,7 @@ SHARE = "\n  a share of the datasheet's figure is above 0 and at most 1, as in "
     [
         ("product = 0.75", "product = 1.5", f"cannot be: product = 1.5{SHARE}product = 0.78"),
         ("functions = 1.0", "functions = 0.5", "cannot be: functions = 0.5\n"),
+        ("functions = 1.0", "update = 0.0", "cannot be: update = 0.0\n  how many times as long as a sum of as many"),
         ("attention = 0.25", "attention = 0", f"cannot be: attention = 0{SHARE}attention = 0.78"),
         ("launch = 2e-06", "launch = -1", "cannot be: launch = -1\n  0 or more, as in launch = 3e-6 (seconds of"),
         ("launch = 2e-06", "launch = 'short'", "launch in fitted in a device of FILE is a number\n  found 'short'"),

@@ -102,5 +102,6 @@ def _key(asked: Choosing) -> Hashable:
         demands.rounds,
         demands.compiled,
         demands.held,
+        demands.update,
     )
     return sources, ops, ends, where, said, asked.limit, asked.regather, asked.enough, clusters, asked.name

@@ -13,6 +13,7 @@ from torch import nn
 
 from ....actors.schedules.schedule import Schedule
 from ....placement import Placement
+from ....sbp.kernels.update_kernels import UpdateKernels
 from ....sbp.logical import Logical, LogicalOp
 from ...model.annotate import LayerMoves, placement_of
 from ...model.balance import LayerCut, LayerWork, ends_of, open_cuts, runs
@@ -56,14 +57,15 @@ def even_stages(
     schedule: Schedule,
     micro_batches: int,
     states: int,
+    update: UpdateKernels,
     *,
     sliced: bool,
     free: bool = False,
 ) -> Balance:
     """The best cuts of the open pipelines in some modules, for a step that was captured and not placed yet.
 
-    An optimizer keeps so many `states` of each parameter, and sequences may be `sliced`. Global parameters keep their
-    layers where they are, unless they are `free`."""
+    An optimizer keeps so many `states` of each parameter and has such an `update`; sequences may be `sliced`. Global
+    parameters keep their layers where they are, unless they are `free`."""
     cuts = sorted(open_cuts(modules.values()), key=lambda each: each[0].first)
     if not cuts:
         return Balance()
@@ -74,7 +76,7 @@ def even_stages(
     at = list(layer_of_each((module for module, _ in ops), listed))
     placements = [place for cut, _ in cuts for place in cut.placements]
     many = max(micro_batches, len(placements))  # fewer fill no pipeline, and others may use the model
-    costs = stage_costs(logical, [op for _, op in ops], at, len(listed), placements, many, states)
+    costs = stage_costs(logical, [op for _, op in ops], at, len(listed), placements, many, states, update)
     towers = [(cut.layers, len(cut.placements)) for cut, _ in cuts]
     work = StageWork(costs, placements, schedule, many, bool(logical.losses) and not sliced, towers)
     stays = [n for n, (_, layers) in enumerate(cuts) if not free and _is_global(layers)]

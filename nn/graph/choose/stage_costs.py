@@ -17,6 +17,7 @@ from ....sbp import B, layout
 from ....sbp.joint.op_cost import bytes_of, dtype_of, seconds
 from ....sbp.joint.source_options import update_seconds
 from ....sbp.kernels.kernels import Kernels, is_view, kernels_of
+from ....sbp.kernels.update_kernels import UpdateKernels
 from ....sbp.logical import Logical, LogicalOp
 from .stage_work import LayerCost
 
@@ -31,16 +32,17 @@ def stage_costs(
     placements: Sequence[Placement],
     micro_batches: int,
     states: int,
+    update: UpdateKernels,
 ) -> list[list[LayerCost]]:
     """By chunk and layer, of which there are so many; `layers` has that of each op. An optimizer keeps so many `states`
-    of each parameter."""
+    of each parameter, and steps it by such an `update`."""
     work = _CapturedWork(logical, ops, layers, 1 / micro_batches)
     found = []
     for place, behind in zip(placements, (*placements[1:], placements[-1]), strict=True):
         device, share = default_cluster(place).device_of(place), placements[0].size / place.size
         hops = work.hops(place, behind)
         parts = [work.computed(layer, device, place.size, placements[0].size) for layer in range(many)]
-        updates = [work.updated(layer, device, states) * share for layer in range(many)]
+        updates = [work.updated(layer, device, states, update) * share for layer in range(many)]
         found.append([LayerCost(*parts[n], hops[n], updates[n]) for n in range(many)])
     return found
 
@@ -119,10 +121,10 @@ class _CapturedWork:
             self.known[key] = forward, backward, weight
         return self.known[key]
 
-    def updated(self, layer: int, device: Device, states: int) -> float:
+    def updated(self, layer: int, device: Device, states: int, update: UpdateKernels) -> float:
         """Seconds of the optimizer's step."""
         trained = self.parameters[layer] if self.logical.losses else []
-        return sum(update_seconds(x.nbytes, states, None, device) for x in trained)
+        return sum(update_seconds(x.nbytes, states, None, device, None, update) for x in trained)
 
     def hops(self, here: Placement, there: Placement) -> defaultdict[int, float]:
         """Seconds in which what a layer makes goes on to the next stage, one way."""

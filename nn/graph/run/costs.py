@@ -18,6 +18,10 @@ from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.measures import Course
 from ....boxing.graph.physical import Physical
+from ....placement.cluster import default_cluster
+from ....sbp.joint.formulate import ChoiceNode
+from ....sbp.joint.op_cost import adding_seconds
+from ....sbp.state import local_numel
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
@@ -40,15 +44,22 @@ def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
     return found
 
 
-def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks) -> tuple[Costs, ...]:
-    """The costs of every chunk, in seconds of one micro-batch."""
+def chunk_costs(
+    graph: Physical, decided: Decided, stages: Sequence[Stage], where: Chunks, sums: float = 0.0
+) -> tuple[Costs, ...]:
+    """The costs of every chunk, in seconds of one micro-batch, of which so many, as a share, add their gradients of
+    weights to those of others."""
     posed, choice, weights = decided.formulated, decided.solution.choice, derived(stages, where)
     chunk_of = _chunks_of(decided, stages, where)
     parts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     hops: dict[int, float] = defaultdict(float)
     for at, node in enumerate(posed.nodes):
         chunk = chunk_of[at]
-        if node.kind != "op" or chunk is None:
+        if chunk is None:
+            continue
+        if node.kind == "source" and sums:
+            parts[chunk]["weight"] += sums * _adding(graph, decided, node, choice[at])
+        if node.kind != "op":
             continue
         op, seconds = decided.logical.ops[node.index], posed.own(node, choice[at])
         inputs = [decided.names[n] for n in op.inputs if n in decided.names]
@@ -78,6 +89,18 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
             parts[chunk]["hidden back"] += again * spent.hidden_forward + spent.hidden_backward
             parts[chunk]["weight" if decided.names.get(number) in weights else "back"] += spent.backward
     return tuple(_costs(parts[c], hops[c]) for c in range(len(where.group)))
+
+
+def _adding(graph: Physical, decided: Decided, node: ChoiceNode, of: int) -> float:
+    """The seconds in which a weight's gradient is added to that of other micro-batches."""
+    source, name = decided.logical.sources[node.index], decided.names.get(node.index)
+    if source.kind != "parameter" or not source.requires_grad or name not in graph.values:
+        return 0.0
+    place, kept = graph.layout(name).placement, node.candidates[of]
+    lie = kept.lie if kept.once else kept.grads
+    size = local_numel(lie.state.dims, tuple(source.fake.shape), place.shape)
+    dtype = source.grads or source.fake.dtype
+    return adding_seconds(size * dtype.itemsize, default_cluster(place).device_of(place))
 
 
 def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list[int | None]:

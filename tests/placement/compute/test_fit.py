@@ -15,13 +15,14 @@ from sbpflow.placement.compute.timing import KernelTime, kernel_times
 from sbpflow.placement.network.hosts import Hosts
 
 LAUNCH, MEMORY, RATES, ATTENTION, HOST = 2e-6, 1e11, {"float32": 2e12, "float64": 5e11}, 5e11, 1e10
-FUNCTIONS = 2.5
+FUNCTIONS, UPDATE, CALL = 2.5, 0.7, 3e-5
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 
 def of_a_device(slower: float = 1.0) -> list[KernelTime]:
     """The times of a device that keeps exactly to the formula."""
     rows = [KernelTime("launch", "float32", 0.0, 0.0, slower * LAUNCH)] * 2
+    rows.append(KernelTime("call", "float32", 0.0, 0.0, slower * CALL))
     for dtype, rate in RATES.items():
         for n in SIZES:
             work, size = 2.0 * n**3, 12.0 * n**2
@@ -31,8 +32,11 @@ def of_a_device(slower: float = 1.0) -> list[KernelTime]:
         seconds = slower * (work / ATTENTION + size / MEMORY + LAUNCH)
         rows.append(KernelTime("attention", "float32", work, size, seconds))
         rows.append(KernelTime("pointwise", "float32", 0.0, 12.0 * n**2, slower * (12.0 * n**2 / MEMORY + LAUNCH)))
-        seconds = slower * (FUNCTIONS * 8.0 * n**2 / MEMORY + LAUNCH)
-        rows.append(KernelTime("function", "float32", 0.0, 8.0 * n**2, seconds))
+        size, evaluated = 10.0 * n**2, 12.0 * n**2  # a GELU and its backward
+        seconds = slower * ((size + (FUNCTIONS - 1) * evaluated) / MEMORY + LAUNCH)
+        rows.append(KernelTime("function", "float32", 0.0, size, seconds, evaluated))
+        seconds = slower * (UPDATE * 28.0 * n**2 / MEMORY + LAUNCH)
+        rows.append(KernelTime("update", "float32", 0.0, 28.0 * n**2, seconds))
     return [*rows, KernelTime("copy", "uint8", 0.0, 1e6, 1e6 / HOST)]
 
 
@@ -45,8 +49,8 @@ def test_shares_of_a_datasheet_come_back() -> None:
     assert found.host_bandwidth == pytest.approx(HOST)
     fitted = found.fitted or Calibration(1, 1, 0, "", 0)
     figures = fitted.product, fitted.memory, fitted.launch, fitted.attention
-    assert figures == pytest.approx((0.5, 0.5, LAUNCH, 0.125))
-    assert fitted.functions == pytest.approx(FUNCTIONS)
+    assert figures == pytest.approx((0.5, 0.5, CALL, 0.125))
+    assert (fitted.functions, fitted.update) == pytest.approx((FUNCTIONS, UPDATE))
     assert fitted.source == "here"
     assert fitted.error == pytest.approx(0.0, abs=1e-9)
 
@@ -99,14 +103,43 @@ def test_ranks_count_in_the_mean() -> None:
     assert [time.seconds for time in mean_times([of_a_device(), of_a_device(3.0)])][:1] == pytest.approx([2 * LAUNCH])
 
 
+def test_without_times_of_calls_and_updates_a_launch_is_the_empty_kernels_and_updates_are_not_told() -> None:
+    times = [time for time in of_a_device() if time.kind not in ("call", "update")]
+    fitted = fitted_device(SHEET, times, "here", known=True).fitted
+    assert fitted is not None
+    assert fitted.launch == pytest.approx(LAUNCH)
+    assert fitted.update is None
+
+
+def test_functions_that_take_no_longer_than_their_bytes_have_no_price() -> None:
+    """As on cards, which evaluate while they wait for memory."""
+    times = [
+        time._replace(seconds=time.bytes / MEMORY + LAUNCH) if time.kind == "function" else time
+        for time in of_a_device()
+    ]
+    fitted = fitted_device(SHEET, times, "here", known=True).fitted
+    assert fitted is not None
+    assert fitted.functions == pytest.approx(1.0)
+
+
 def test_kernels_of_this_machine_are_timed_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "WHILE", 1e-4)
-    monkeypatch.setattr(timing, "RUNS", 1)
+    for name, value in {"WHILE": 1e-4, "RUNS": 1, "SHORT": 1e-4, "MANY": 1}.items():
+        monkeypatch.setattr(timing, name, value)
     met: list[int] = []
     times = kernel_times(torch.device("cpu"), lambda: met.append(1))
     assert len(met) == len(times)
     assert all(time.seconds > 0 for time in times)
     assert {time.kind for time in times} == {time.kind for time in of_a_device()}  # all that a fit goes by
+
+
+def test_ranks_that_share_a_core_take_as_many_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(timing, "_own", lambda run, together: 0.25)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    case = timing._Case("launch", torch.float32, 0.0, 0.0, lambda: lambda: None)
+    monkeypatch.setattr(timing, "_cases", lambda device: [case])
+    here = torch.device("cpu")
+    assert [kernel_times(here, lambda: None, ranks)[0].seconds for ranks in (1, 2, 4)] == [0.25, 0.25, 0.5]
 
 
 class Clock:

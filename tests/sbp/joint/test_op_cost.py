@@ -7,7 +7,7 @@ import torch
 
 from sbpflow.placement import Calibration, Device, cluster
 from sbpflow.sbp.call import Call
-from sbpflow.sbp.joint.op_cost import alone, bytes_of, dtype_of, rate, seconds
+from sbpflow.sbp.joint.op_cost import adding_seconds, alone, bytes_of, dtype_of, rate, seconds
 from sbpflow.sbp.kernels.fused import FusedOp
 from sbpflow.sbp.kernels.kernels import kernels_of
 
@@ -102,3 +102,24 @@ def test_products_of_a_ring_are_computed_in_the_dtype_of_queries_and_see_half_wh
     assert dtype_of(ring(True)) is torch.bfloat16
     whole, seen = (kernels_of(ring(causal), (True, True, True)).forward.flops for causal in (False, True))
     assert whole == 2 * seen == 2 * 2 * 8 * 8 * (4 + 4)
+
+
+def test_a_norm_and_a_gelu_by_tanh_compute_for_as_long_as_they_do_on_a_cpu() -> None:
+    """In times of what a function of each element takes; where nobody timed functions, they take their bytes."""
+    slow = replace(FITTED, fitted=replace(CONSTANTS, functions=3.0))
+    w = torch.ones(5)
+    norm = Call(aten.layer_norm.default, (X, [5], w, w), {}, (X,))
+    rms = Call(aten.rms_norm.default, (X, [5], w), {}, (X,))
+    gelu = Call(aten.gelu.default, (X,), {"approximate": "tanh"}, (X,))
+    one = 2 * 2 * X.nbytes / 25
+    for call, many in ((norm, (1, 0)), (rms, (3, 15)), (gelu, (6, 6))):
+        kernels = kernels_of(call, (True,) * len(call.inputs))
+        plain, took = (seconds(kernels, bytes_of(call), 1, torch.float32, of) for of in (FITTED, slow))
+        more = [after - before for before, after in zip(plain, took, strict=True)]
+        assert more == pytest.approx([n * one for n in many])
+
+
+def test_a_sum_in_place_is_priced_where_an_update_was_timed() -> None:
+    assert adding_seconds(100, FITTED) == adding_seconds(100, SHEET) == 0
+    timed = replace(FITTED, fitted=replace(CONSTANTS, update=0.5))
+    assert adding_seconds(100, timed) == pytest.approx(0.5 * 300 / 25 + 0.01)
