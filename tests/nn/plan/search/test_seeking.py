@@ -14,6 +14,8 @@ from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import planned_step, priced_by, words_a_sample
 from sbpflow.nn.plan.language.statements import Limit, Pipe
+from sbpflow.nn.plan.search.blocks_again import ALL as ALL_AGAIN
+from sbpflow.nn.plan.search.blocks_again import NONE, BlocksAgain
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
 from sbpflow.nn.plan.search.open_degrees import space_of
@@ -157,8 +159,13 @@ def test_no_choice_is_more_than_three_percent_better() -> None:
         Degrees(4, 2, 1, 8),
         Degrees(4, 1, 2, 8),
         Degrees(1, 8, 1, 2, spread=True),
-        Degrees(1, 8, 1, 2, again=True),
-        Degrees(2, 4, 1, 4, again=True),
+        Degrees(1, 8, 1, 2, again=ALL_AGAIN),
+        Degrees(2, 4, 1, 4, again=ALL_AGAIN),
+        Degrees(1, 8, 1, 2, again=BlocksAgain(3, 0, 8)),
+        Degrees(1, 8, 1, 2, again=BlocksAgain(3, 5, 8)),
+        Degrees(2, 4, 1, 4, again=BlocksAgain(0, 6, 8)),
+        Degrees(1, 8, 1, 2, host=("states",)),
+        Degrees(2, 4, 1, 4, again=ALL_AGAIN, host=("states", "saved")),
         Degrees(8, 1, 1, 16),
         Degrees(1, 2, 4, 8),
     ],
@@ -348,7 +355,10 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        assert seeking.figures_of(1, 2, False, 4, 1) is not None  # of half as many samples, which are captured anew
+        assert (
+            seeking.short.figures_of(1, 2, NONE, 4, 1) is not None
+        )  # of half as many samples, which are captured anew
+    assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
