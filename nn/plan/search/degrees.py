@@ -218,10 +218,11 @@ class Space:
         lines = [f"grid {self.kind} ({', '.join(self._axes(of))})"]
         if self.open_rest:
             lines += self._rests(of)
-        lines += [line.text for line in self.given.lines if not isinstance(line.statement, Grid | Seek | Limit | Pipe)]
+        own = Grid | Seek | Limit | Pipe | Accumulate
+        lines += [line.text for line in self.given.lines if not isinstance(line.statement, own)]
         if of.pipe > 1 or (self._pipe is not None and "pipe" in self.sizes):
             lines.append(self._piped(of, sample))
-        elif of.micro_batches > 1 and not self._says(Accumulate):
+        elif of.micro_batches > 1 or self._says(Accumulate):
             lines.append(f"{of.micro_batches} micro-batches")
         if self.draws and (of.pipe > 1 or of.micro_batches > 1) and not self._says(DrawBy):
             lines.append(str(DrawBy(each=True)))

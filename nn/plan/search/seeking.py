@@ -169,7 +169,7 @@ class Seeking:
         for at in [*dict.fromkeys(good)][:PARTLY_TRIED]:
             partly = replace(at, again=PARTLY)
             self.add([partly])
-            if partly in self.found:
+            if partly in self.found and self.found[partly].memory < self.found[at].memory:
                 self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
 
     def add_fewest(self, at: Degrees, like: BlocksAgain, heavier: float | None = None) -> Degrees:
