@@ -18,6 +18,8 @@ from ....actors.schedules.preview import bubble
 from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.measures import Course
 from ....boxing.graph.physical import Physical
+from ....placement.hardware import Device
+from ....sbp.logical import OffloadPlace
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
 from ..lower.segments import Draw, Segment, Stage, made_by
@@ -25,7 +27,7 @@ from ..tasks.chunks import Chunks
 from ..tasks.tasks import derived
 from .network import Ends, skeleton
 
-__all__ = ["MicroBatches", "chunk_costs", "course", "layer_costs", "once", "step_costs"]
+__all__ = ["MicroBatches", "chunk_costs", "copy_seconds", "course", "layer_costs", "once", "step_costs", "with_copies"]
 
 
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
@@ -78,6 +80,24 @@ def chunk_costs(graph: Physical, decided: Decided, stages: Sequence[Stage], wher
             parts[chunk]["hidden back"] += again * spent.hidden_forward + spent.hidden_backward
             parts[chunk]["weight" if decided.names.get(number) in weights else "back"] += spent.backward
     return tuple(_costs(parts[c], hops[c]) for c in range(len(where.group)))
+
+
+def with_copies(
+    costs: Sequence[Costs], copies: Mapping[int, Mapping[OffloadPlace, int]], device: Device
+) -> tuple[Costs, ...]:
+    """The same where chunks send so many bytes of each micro-batch to the host, and take them back: a task ends no
+    sooner than its copies, which go beside what it computes."""
+    made = list(costs)
+    for chunk, sizes in copies.items():
+        one, seconds = made[chunk], copy_seconds(device, sizes.get("cpu", 0), sizes.get("disk", 0))
+        forward, backward = max(one.forward, seconds), max(one.backward, seconds - one.weight)
+        made[chunk] = replace(one, forward=forward, backward=backward)
+    return tuple(made)
+
+
+def copy_seconds(device: Device, memory: int, files: int) -> float:
+    """Seconds in which so many bytes go to the host's memory, and by way of it to files."""
+    return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
 
 
 def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list[int | None]:
