@@ -25,13 +25,14 @@ from ..language.statements import (
 )
 from .blocks_again import NONE, BlocksAgain
 
-__all__ = ["AXES", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
+__all__ = ["AXES", "OPEN", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
 
 AXES = ("pipe", "data", "tensor")
 ORDER = ("pipe", "data", "context", "tensor")  # the outermost first
+OPEN = "{weights,grads,states} **: ?"
 THINGS = (*AXES, "expert", "context", "micro-batches", "schedule", "recompute", "offload")
 CHUNKS = (2, 3, 4)  # of a device, under schedules that have several
-MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`
+MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`, unless it is the whole batch
 LONG, PART = 2**14, 2**13  # words of a sample that may be cut, into parts of so many
 HOSTED = {("states",): "states", ("states", "saved"): "states and activations"}  # what is tried first comes first
 MOST_EXPERT = 64  # ranks between which tokens are sent to experts
@@ -162,7 +163,8 @@ class Space:
             return [said] if samples % said == 0 else []
         if "micro-batches" not in self.seeks:
             return [1]
-        return [samples // n for n in divisors(samples) if n <= MOST_SAMPLES and n & (n - 1) == 0]
+        could = [n for n in divisors(samples) if n <= MOST_SAMPLES and n & (n - 1) == 0]
+        return [samples // n for n in dict.fromkeys([*could, samples])]
 
     @property
     def said(self) -> int | None:
@@ -213,11 +215,12 @@ class Space:
         could = [host for host in HOSTED if self.blocks or "saved" not in host]
         return next((host for host in could if len(host) > len(before)), None)
 
-    def text(self, of: Degrees, *, sample: bool = False) -> str:
-        """The plan of a choice; a `sample` keeps to a simple schedule, whatever the plan says."""
+    def text(self, of: Degrees, *, sample: bool = False, opened: bool = False) -> str:
+        """The plan of a choice; a `sample` keeps to a simple schedule, whatever the plan says. With `opened` the
+        chooser says how weights, gradients and states lie."""
         lines = [f"grid {self.kind} ({', '.join(self._axes(of))})"]
         if self.open_rest:
-            lines += self._rests(of)
+            lines += [OPEN] if opened else self._rests(of)
         own = Grid | Seek | Limit | Pipe | Accumulate
         lines += [line.text for line in self.given.lines if not isinstance(line.statement, own)]
         if of.pipe > 1 or (self._pipe is not None and "pipe" in self.sizes):

@@ -124,16 +124,18 @@ class Seeking:
             return None
         best = min(known, key=self.rank)
         alone = [at for at in known if at.pipe == 1 and self.found[at].seconds <= NEARLY * self.found[best].seconds]
-        best = min(alone, key=self.rank, default=best)
-        if best.pipe > 1:
+        if not alone:
             return more[0]
-        held, figures = self.found[best], self.short.of(best)
+        more = sorted(self.space.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
+        fit = [n for n in more if n > samples and any(self.fits(self.widened(at, samples, n)) for at in alone)]
+        return max(fit, default=None)
+
+    def widened(self, at: Degrees, samples: int, more: int) -> PlanEstimate:
+        """An estimate with so many more samples a micro-batch, as kept bytes grow with them."""
+        held, figures = self.found[at], self.short.of(at)
         assert figures is not None
         whole = figures.stage(self.space.count, first=True, last=True)
-        grows = (whole.kept + whole.passing) / samples
-        more = sorted(self.space.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
-        fit = [n for n in more if n > samples and self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
-        return max(fit, default=None)
+        return replace(held, memory=held.memory + (more - samples) * (whole.kept + whole.passing) / samples)
 
     def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:
         """Estimate the choices of a kind, with blocks that run `again` where some do not fit; whether one of them is
@@ -269,24 +271,31 @@ class Seeking:
         every = [at for one in self.space.every() if one.pipe == 1 for at in self.variants(one)]
         if self.space.may_run_again:
             every += [replace(at, again=ALL) for at in every]
-        left = sorted(every, key=lambda at: (bool(at.again), at.tensor, at.spread, at.micro_batches))
+        host: tuple[str, ...] | None = ()
+        while (host := self.space.hosts(host)) is not None:
+            every += [replace(at, host=host) for at in every if not at.host]
+        left = sorted(every, key=lambda at: (len(at.host), bool(at.again), at.tensor, at.spread, at.micro_batches))
+        if self.space.open_rest and left[0].tensor * left[0].context == 1:
+            self.told_of(self.trying.add(self.candidate(left[0], opened=True)))
         good = missed = 0
         while left and good < 2 * TRIES and missed < 2 * MISSES:
             one = left.pop(0)
             tried = self.attempt(one)
-            fits = tried.fits(self.limit)
+            fits = tried.fits(self.limit) or (tried.step is not None and tried.checked is None)  # but costs no less
             good, missed = good + fits, missed + (not fits)
             if fits:
-                left = [at for at in left if not at.again and at.tensor != one.tensor]
+                left = [at for at in left if not (at.again or at.host) and at.tensor != one.tensor]
             elif tried.checked is not None and self.limit is not None:
                 most = max(1.0, self.space.samples(one) * self.limit / tried.checked.memory)
-                alike = one.again, one.tensor, one.spread
-                fewer = [at for at in left if self.space.samples(at) <= most]
-                left = [at for at in left if (at.again, at.tensor, at.spread) != alike or at in fewer]
+                alike = replace(one, data=1, micro_batches=1)
+                fewer = {at for at in left if self.space.samples(at) <= most}
+                left = [at for at in left if replace(at, data=1, micro_batches=1) != alike or at in fewer]
 
     def attempt(self, one: Degrees) -> TriedPlan:
-        tried = self.trying.add(self.candidate(one))
-        self.told(f"{one}: {said_of(tried)}")
+        return self.told_of(self.trying.add(self.candidate(one)))
+
+    def told_of(self, tried: TriedPlan) -> TriedPlan:
+        self.told(f"{tried.of.name}: {said_of(tried)}")
         return tried
 
     def ranked(self) -> list[Degrees]:
@@ -324,5 +333,6 @@ class Seeking:
         more = f", {known.seconds / best.seconds - 1:+.1%}" if best is not None and best.seconds else ""
         return f"{known}{more}, by one layer a stage"
 
-    def candidate(self, at: Degrees) -> Candidate:
-        return Candidate(str(at), Plan.read(self.space.text(at)))
+    def candidate(self, at: Degrees, *, opened: bool = False) -> Candidate:
+        name = f"{at}, weights as chosen" if opened else str(at)
+        return Candidate(name, Plan.read(self.space.text(at, opened=opened)))
