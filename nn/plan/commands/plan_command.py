@@ -248,6 +248,7 @@ def _rented(asked: Namespace) -> CardKind | None:
         return None
     count, kind = cards_of(asked.gpus)
     asked.dtype = asked.dtype or "bf16"
+    asked.seek = asked.plan is None and asked.seek in (None, True)
     sweep = asked.sweep or "8..64"
     if asked.sweep is None and count is None:
         raise SbpError(
@@ -289,9 +290,9 @@ def _refuse(asked: Namespace) -> None:
             f"write it there, as in cast ** to {asked.dtype}",
         ),
         (
-            given and asked.seek,
-            f"--seek is for what no plan says, and {asked.plan} is given",
-            f"write it there, as in seek {', '.join(THINGS)}",
+            given and asked.seek is not None,
+            f"--{'no-' * (not asked.seek)}seek is for what no plan says, and {asked.plan} is given",
+            f"write it there, as in seek {', '.join(THINGS)}" if asked.seek else "leave it out",
         ),
         (
             said and asked.out is not None,
