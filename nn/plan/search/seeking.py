@@ -244,19 +244,19 @@ class Seeking:
             if tried.checked is None:
                 continue
             gone = {*self.found} - {*left}
-            if fits:
-                self.add_lighter(one, tried.checked)
-            else:
+            if not fits:
                 self.heavier = max(self.heavier, tried.checked.memory / known.memory)
                 self.add_again([*self.found])
                 self.add_partly()
                 self.add_hosts()
+            self.add_nearer(one, tried.checked)
             left = [at for at in self.ranked() if at not in gone]
 
-    def add_lighter(self, one: Degrees, checked: Checked) -> None:
-        """Where a plan takes less than was estimated, estimate it with fewer blocks that run again."""
-        known, again = self.found[one], one.again
-        if not again or self.limit is None or checked.memory > (1 - ROOM) * self.limit or self.space.count < 2:
+    def add_nearer(self, one: Degrees, checked: Checked) -> None:
+        """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
+        own memory asks for."""
+        known, again, limit = self.found[one], one.again, self.limit
+        if not again or limit is None or (1 - ROOM) * limit < checked.memory <= limit:
             return
         heavier = checked.memory / known.memory
         made = self.add_fewest(one, again, heavier)

@@ -107,7 +107,12 @@ class StageFigures(NamedTuple):
         if self.other is not None:
             many = round(self.share * layers)
             mine = self._replace(other=None).stage(layers, first=first, last=last)
-            return mine + self.middle.times(-many) + self.other.times(many)
+            both = mine + self.middle.times(-many) + self.other.times(many)
+            if not (first and last):
+                return both
+            # In a backward those of the other kind come last: they are the first layers.
+            freed = (layers - many) * self.middle.kept
+            return replace(both, passing=max(mine.passing, self.other.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)
         if first or last:
