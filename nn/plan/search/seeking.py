@@ -5,7 +5,7 @@ blocks that run again where some choice does not fit.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -189,10 +189,13 @@ class Seeking:
             self.add([made])
         return made
 
-    def add_hosts(self) -> None:
-        """Where nothing fits, estimate the choices nearest to it with more and more on the host."""
+    def add_hosts(self, gone: Collection[Degrees] = ()) -> None:
+        """Where nothing fits, but for what was planned and does not, estimate the choices nearest to it with more and
+        more on the host."""
         host: tuple[str, ...] | None = ()
-        while self.found and self.best_of() == inf and (host := self.space.hosts(host)) is not None:
+        while (host := self.space.hosts(host)) is not None:
+            if any(self.fits(known) for at, known in self.found.items() if at not in gone):
+                return
             others = [at for at in self.found if len(at.host) < len(host)]
             near = sorted(dict.fromkeys(replace(at, host=host) for at in others), key=self.without_states)
             self.add(near[:HOSTS])
@@ -248,8 +251,9 @@ class Seeking:
                 self.heavier = max(self.heavier, tried.checked.memory / known.memory)
                 self.add_again([*self.found])
                 self.add_partly()
-                self.add_hosts()
             self.add_nearer(one, tried.checked)
+            if self.trying.best is None:
+                self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:

@@ -1,6 +1,7 @@
 """Degrees that a plan leaves open: what is found, how near the best of all it is, and what cannot be asked for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -23,6 +24,7 @@ from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
+from sbpflow.sbp import Split
 from sbpflow.sbp.logical import Logical
 
 ALL = "seek pipe, data, tensor, micro-batches, schedule, recompute"
@@ -361,6 +363,24 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
     assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
+def test_experts_are_cut_by_tensor_beside_an_axis_of_their_own() -> None:
+    model, tokens = made(4)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    at = Degrees(1, 4, 2, 2, expert=4)
+    with priced_by("h100x8*1"):
+        seeking = searching(f"{ALL}, expert", model, tokens)
+        seeking.short.space = replace(seeking.space, experts=4)  # as many as half of a node has
+        assert at in seeking.variants(Degrees(1, 4, 2, 2))
+        text = seeking.candidate(at).plan
+        step = planned_step(text, model, tokens, loss_fn=loss_of, ranks=8)
+    cut = {s.value.name: s.value.layout for s in step.graph.sources if "experts" in s.value.name}
+    assert len(cut) == 8
+    for lies in cut.values():
+        assert (lies.placement.names, lies.placement.shape) == (("expert", "tensor"), (4, 2))
+        assert all(isinstance(entry, Split) for entry in lies.sbp)
 
 
 def test_words_may_be_shared_where_there_are_many() -> None:
