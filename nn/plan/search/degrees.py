@@ -208,7 +208,7 @@ class Space:
     def may_run_again(self) -> bool:
         return "recompute" in self.seeks and bool(self.blocks)
 
-    def hosts(self, before: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    def hosts(self, before: tuple[str, ...]) -> tuple[str, ...] | None:
         """What lies on the host where what lies there `before` is not enough; None where nothing more can."""
         if "offload" not in self.seeks or self._says(Offload):
             return None

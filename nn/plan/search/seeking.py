@@ -192,8 +192,9 @@ class Seeking:
     def add_hosts(self, gone: Collection[Degrees] = ()) -> None:
         """Where nothing fits, but for what was planned and does not, estimate the choices nearest to it with more and
         more on the host."""
-        host: tuple[str, ...] | None = ()
-        while (host := self.space.hosts(host)) is not None:
+        host: tuple[str, ...] = ()
+        while (more := self.space.hosts(host)) is not None:
+            host = more
             if any(self.fits(known) for at, known in self.found.items() if at not in gone):
                 return
             others = [at for at in self.found if len(at.host) < len(host)]
@@ -275,8 +276,9 @@ class Seeking:
         every = [at for one in self.space.every() if one.pipe == 1 for at in self.variants(one)]
         if self.space.may_run_again:
             every += [replace(at, again=ALL) for at in every]
-        host: tuple[str, ...] | None = ()
-        while (host := self.space.hosts(host)) is not None:
+        host: tuple[str, ...] = ()
+        while (more := self.space.hosts(host)) is not None:
+            host = more
             every += [replace(at, host=host) for at in every if not at.host]
         left = sorted(every, key=lambda at: (len(at.host), bool(at.again), at.tensor, at.spread, at.micro_batches))
         if self.space.open_rest and left[0].tensor * left[0].context == 1:

@@ -86,7 +86,8 @@ class StageFigures(NamedTuple):
     @classmethod
     def of(cls, step: Step) -> "StageFigures":
         """Those of a step of three layers, each a stage."""
-        return cls(*_chunks(step))
+        first, middle, last = _chunks(step)
+        return cls(first, middle, last)
 
     @classmethod
     def between(cls, fewer: Step, more: Step) -> "StageFigures":
@@ -96,7 +97,8 @@ class StageFigures(NamedTuple):
 
     def gathered(self, over: int) -> "StageFigures":
         """The same where so many ranks do not share states and the update between them."""
-        return StageFigures(*(one.gathered(over) for one in self[:3]))
+        first, middle, last = (one.gathered(over) for one in (self.first, self.middle, self.last))
+        return StageFigures(first, middle, last)
 
     def mixed(self, other: "StageFigures", share: float) -> "StageFigures":
         """Those where a share of the layers is as others are."""
