@@ -49,7 +49,7 @@ class BlocksAgain:
 
     @property
     def kinds(self) -> tuple["BlocksAgain", "BlocksAgain", float]:
-        """What most of them are, what some are, and the share of these."""
+        """The way of most of them, the way of some, and the share of these."""
         base = PARTLY if self.mixed or self.partly == self.count else ALL if self.whole == self.count else NONE
         some = ALL if self.whole else PARTLY if self.partly else NONE
         return base, some, 0.0 if base == some else (self.whole or self.partly) / self.count
