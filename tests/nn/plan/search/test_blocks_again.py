@@ -76,7 +76,7 @@ def test_no_plan_of_a_small_space_is_better_than_the_one_that_is_found(share: fl
     best = min((one.seconds for one in every().values() if one.memory <= limit), default=0.0)
     assert best
     told: list[str] = []
-    plan = flow.plan(
+    plan = flow.find_plan(
         model,
         tokens,
         plan=f"{GRID}\nseek recompute, offload",
@@ -95,7 +95,7 @@ def test_the_host_is_tried_behind_blocks_that_run_again() -> None:
     model, tokens = made(LAYERS, 256)
     limit = 0.98 * min(one.memory for one in every().values())
     told: list[str] = []
-    plan = flow.plan(
+    plan = flow.find_plan(
         model,
         tokens,
         plan=f"{GRID}\nseek recompute, offload",
@@ -109,4 +109,4 @@ def test_the_host_is_tried_behind_blocks_that_run_again() -> None:
     first = next(at for at, line in enumerate(told) if "on the host" in line)
     assert any("run again" in line for line in told[:first])
     with pytest.raises(flow.SbpError, match="fits into"):
-        flow.plan(model, tokens, plan=f"{GRID}\nseek recompute", cluster="h100x8*1", loss_fn=loss_of, memory=limit)
+        flow.find_plan(model, tokens, plan=f"{GRID}\nseek recompute", cluster="h100x8*1", loss_fn=loss_of, memory=limit)
