@@ -20,6 +20,7 @@ from ...sbp.joint.solver.local_search import swaps
 from ..graph.choose.choose import Decided
 from ..graph.memory.liveness import RankMemory
 from ..graph.passes import said
+from ..graph.run.costs import copy_seconds
 from ..graph.run.program import Program
 from ..graph.step import Step
 from .hidden_moves import hidden_seconds
@@ -128,10 +129,9 @@ def _in_order(program: Program, spent: "_Spent", costs: Sequence[Cost]) -> "_Spe
 
 
 def _copying(graph: Physical, memory: int, files: int) -> float:
-    """Seconds in which so many bytes go to the host's memory, and by way of it to files."""
+    """Seconds in which so many bytes go to the host's memory, and by way of it to files, on the first device."""
     first = next(iter(graph.values.values())).layout.placement
-    device = default_cluster(first).device_of(first)
-    return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
+    return copy_seconds(default_cluster(first).device_of(first), memory, files)
 
 
 def _waiting(copying: float, costs: Sequence[Cost]) -> float:

@@ -13,6 +13,7 @@ from ...actors.schedules.pipeline import Costs
 from ...boxing.exchange.execute import threads_exchange
 from ...boxing.graph.measures import Course
 from ...boxing.graph.physical import Physical
+from ...placement.cluster import default_cluster
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.state import State
@@ -25,13 +26,14 @@ from .microbatch.batch import Batch, PieceKind
 from .microbatch.micro import BatchDraw, Micro
 from .optimizer.late_mean import wide_dtype
 from .options import Options
-from .run.costs import MicroBatches, chunk_costs, course, once, step_costs
+from .run.costs import MicroBatches, chunk_costs, course, once, step_costs, with_copies
 from .run.footprint import footprint
 from .run.late_graph import LateGraph
 from .run.network import shape_of
 from .run.pairs import moving
 from .run.pipeline import Pipelined
 from .run.proved_pipeline import ProvedPipeline
+from .run.task_memory import host_copies
 from .run.variant import Variant
 from .run.weights.chunk_weights import ChunkWeights
 from .run.weights.same_weights import SameWeights
@@ -175,7 +177,10 @@ class Pieces:
         with one.graph.priced():
             many = len(self.batch.pieces)
             sums = (many - 1) / many if self.trains and not self.streams else 0.0
-            return chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where, sums)
+            made = chunk_costs(one.graph, one.decided, one.variant.stages, one.variant.where, sums)
+            copies = host_copies(one.variant, regather=self.options.backend != "autograd")
+            place = one.variant.where.placements[0][0]
+            return with_copies(made, copies, default_cluster(place).device_of(place)) if copies else made
 
     def course(self) -> Course:
         """How micro-batches are predicted to go through the stages."""

@@ -19,8 +19,10 @@ from ....actors.schedules.schedule import Schedule
 from ....boxing.graph.measures import Course
 from ....boxing.graph.physical import Physical
 from ....placement.cluster import default_cluster
+from ....placement.hardware import Device
 from ....sbp.joint.formulate import ChoiceNode
 from ....sbp.joint.op_cost import adding_seconds
+from ....sbp.logical import OffloadPlace
 from ....sbp.state import local_numel
 from ..choose.choose import Decided
 from ..choose.stage_balance import layer_of_each
@@ -29,7 +31,7 @@ from ..tasks.chunks import Chunks
 from ..tasks.tasks import derived
 from .network import Ends, skeleton
 
-__all__ = ["MicroBatches", "chunk_costs", "course", "layer_costs", "once", "step_costs"]
+__all__ = ["MicroBatches", "chunk_costs", "copy_seconds", "course", "layer_costs", "once", "step_costs", "with_copies"]
 
 
 def layer_costs(decided: Decided, paths: Sequence[str]) -> list[float]:
@@ -101,6 +103,24 @@ def _adding(graph: Physical, decided: Decided, node: ChoiceNode, of: int) -> flo
     size = local_numel(lie.state.dims, tuple(source.fake.shape), place.shape)
     dtype = source.grads or source.fake.dtype
     return adding_seconds(size * dtype.itemsize, default_cluster(place).device_of(place))
+
+
+def with_copies(
+    costs: Sequence[Costs], copies: Mapping[int, Mapping[OffloadPlace, int]], device: Device
+) -> tuple[Costs, ...]:
+    """The same where chunks send so many bytes of each micro-batch to the host, and take them back: a task ends no
+    sooner than its copies, which go beside what it computes."""
+    made = list(costs)
+    for chunk, sizes in copies.items():
+        one, seconds = made[chunk], copy_seconds(device, sizes.get("cpu", 0), sizes.get("disk", 0))
+        forward, backward = max(one.forward, seconds), max(one.backward, seconds - one.weight)
+        made[chunk] = replace(one, forward=forward, backward=backward)
+    return tuple(made)
+
+
+def copy_seconds(device: Device, memory: int, files: int) -> float:
+    """Seconds in which so many bytes go to the host's memory, and by way of it to files."""
+    return (memory + files) / device.host_bandwidth + files / device.disk_bandwidth
 
 
 def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list[int | None]:

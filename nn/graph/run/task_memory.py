@@ -7,6 +7,7 @@ from typing import TypeAlias
 from ....sbp.logical import OffloadPlace
 from ..instructions.instruction import Instruction, Storages
 from ..instructions.moves import Pause
+from ..instructions.offload import offloads
 from ..instructions.overlap import freed, overlapped
 from ..lower.equal_ranks import equal_ranks
 from ..lower.segments import kept, made_by
@@ -15,7 +16,7 @@ from ..tasks.task import Name, Tasks
 from ..tasks.tasks import tasks
 from .variant import Variant
 
-__all__ = ["ChunkMemory", "RouteMemory", "memory_of_tasks"]
+__all__ = ["ChunkMemory", "RouteMemory", "host_copies", "memory_of_tasks"]
 
 Again: TypeAlias = Mapping[int, tuple[str, ...]]  # by stage, the inputs that its backward takes once more
 
@@ -69,6 +70,21 @@ def memory_of_tasks(variant: Variant, shift: int, *, regather: bool) -> Iterator
             stay = {*storages.held, *kept(graph), *(y for do in made.before for y in do.writes)}
             mine = [chunk for chunk, group in enumerate(where.group) if ranks[0] in where.ranks(group)]
             yield ranks, _of_route(made, storages, mine, stay, shift)
+
+
+def host_copies(variant: Variant, *, regather: bool) -> Mapping[int, Mapping[OffloadPlace, int]]:
+    """The bytes of a micro-batch that each chunk sends to the host or the disk, on the rank that sends most; none where
+    nothing is offloaded."""
+    found: dict[int, dict[OffloadPlace, int]] = {}
+    if not offloads(variant.stages):
+        return found
+    for _, route in memory_of_tasks(variant, 0, regather=regather):
+        for chunk, memory in route.chunks.items():
+            mine = found.setdefault(chunk, {})
+            for place, size in memory.kept.items():
+                if place is not None:
+                    mine[place] = max(size, mine.get(place, 0))
+    return found
 
 
 def _together(wanted: Sequence[Again]) -> list[tuple[list[int], Again]]:

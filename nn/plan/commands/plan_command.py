@@ -19,7 +19,7 @@ from ..prediction import Prediction, predict
 from ..search.degrees import THINGS
 from ..search.fewest import FewestCards, NothingFits, fewest
 from ..search.open_degrees import leaves_degrees
-from ..search.planner import FoundPlan, find_plan
+from ..search.planner import FoundPlan, plan
 from ..search.sweep import Attempted, ends_of, swept
 from ..search.sweep_chart import sweep_chart
 from ..training import Failures
@@ -96,7 +96,7 @@ def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | N
     """The planner's answer for so many ranks."""
     lines = [f"cast ** to {asked.dtype}", "cast {grads,states} ** to fp32"] if asked.dtype else []
     lines += [f"seek {', '.join(THINGS)}"] if asked.seek else []
-    return find_plan(
+    return plan(
         of.model,
         of.batch,
         plan=asked.plan or "\n".join(lines) or None,
@@ -248,6 +248,7 @@ def _rented(asked: Namespace) -> CardKind | None:
         return None
     count, kind = cards_of(asked.gpus)
     asked.dtype = asked.dtype or "bf16"
+    asked.seek = asked.plan is None and asked.seek in (None, True)
     sweep = asked.sweep or "8..64"
     if asked.sweep is None and count is None:
         raise SbpError(
@@ -289,9 +290,9 @@ def _refuse(asked: Namespace) -> None:
             f"write it there, as in cast ** to {asked.dtype}",
         ),
         (
-            given and asked.seek,
-            f"--seek is for what no plan says, and {asked.plan} is given",
-            f"write it there, as in seek {', '.join(THINGS)}",
+            given and asked.seek is not None,
+            f"--{'no-' * (not asked.seek)}seek is for what no plan says, and {asked.plan} is given",
+            f"write it there, as in seek {', '.join(THINGS)}" if asked.seek else "leave it out",
         ),
         (
             said and asked.out is not None,

@@ -1,7 +1,7 @@
 """The commands of a model under a plan: check, plan, explain, report, draw, diff and simulate.
 
 python -m sbpflow plan LlamaForCausalLM --gpus 16xH100              finds a plan, and writes it
-python -m sbpflow plan LlamaForCausalLM --gpus 64xH100 --seek       looks for pipelines and other degrees, too
+python -m sbpflow plan LlamaForCausalLM --gpus 64xH100 --no-seek    without pipelines and other degrees
 python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table over counts of cards
 python -m sbpflow check my.plan LlamaForCausalLM --cluster h100x8*2
 python -m sbpflow explain my.plan LlamaForCausalLM
@@ -14,7 +14,7 @@ python -m sbpflow simulate LlamaForCausalLM my.plan
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ def add_commands(commands: Any) -> None:
     planning.add_argument("plan", metavar="PLAN", nargs="?", type=Path, help="the file of a plan, to check")
     planning.add_argument("-o", "--out", type=Path, metavar="FILE", help="write what was found (default MODEL.plan)")
     planning.add_argument("--memory", type=float, metavar="GIB", help="GiB of a rank within which to stay")
-    planning.add_argument("--seek", action="store_true", help=f"look for {', '.join(THINGS)} too")
+    seeks = f"look for {', '.join(THINGS)} too (default with --gpus and no PLAN; --no-seek: data and tensor by levels)"
+    planning.add_argument("--seek", action=BooleanOptionalAction, default=None, help=seeks)
     planning.add_argument("--sweep", metavar="N..M", help="each count from N to M, doubled, of --gpus xKIND")
     planning.add_argument("--svg", type=Path, metavar="FILE", help="draw a sweep, as .svg or .png")
     dtypes = "bf16", "fp16", "fp32"
@@ -55,7 +56,7 @@ def add_commands(commands: Any) -> None:
     checking = _command(commands, "check", "check a plan for a model", "my.plan LlamaForCausalLM --gpus 8xH100")
     _plan_first(checking)
     _rent_of(checking)
-    checking.set_defaults(sweep=None, memory=None, dtype=None, out=None, svg=None, seek=False)  # what `plan` looks for
+    checking.set_defaults(sweep=None, memory=None, dtype=None, out=None, svg=None, seek=None)  # what `plan` looks for
     explaining = _command(commands, "explain", "tell all of a step under a plan: its ops, moves and memory", _PAIR)
     _plan_first(explaining)
     reporting = _command(commands, "report", "write the page of a step under a plan", f"{_PAIR} -o {PAGE}")

@@ -13,7 +13,8 @@ Where degrees of parallelism are open, all are estimated by one layer of each st
 
 open_degrees   the degrees that a plan leaves open
 degrees        all choices of them, with the plan of each
-shorter_model  the same model with fewer layers
+blocks_again   which of the blocks run again, whole or but for products
+shorter_model  the same model with fewer layers, planned for what these take
 stage_figures  what a first, a middle and a last layer take, by a plan of these three
 estimate       a step and its memory by these figures, with the schedule simulated
 seeking        all of that

@@ -16,6 +16,7 @@ from ...graph.capture.repeats.likeness import blocks_of
 from ..assignment import Assignment
 from ..language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from ..plan import Plan
+from .degrees import OPEN
 
 __all__ = ["Candidate", "body", "candidates", "layers_of", "leaves_all", "opened", "resting", "within_limit"]
 
@@ -61,7 +62,6 @@ def body(given: Plan) -> str:
     return "\n".join(line.text for line in given.lines if not isinstance(line.statement, Limit))
 
 
-OPEN = "{weights,grads,states} **: ?"
 ALL = "ZeRO-3"
 KINDS = {"ZeRO-1": "states", "ZeRO-2": "{grads,states}"}
 

@@ -1,4 +1,4 @@
-"""The degrees that a plan leaves open: axes of its grid, micro-batches, schedules, and whether blocks run again.
+"""The degrees that a plan leaves open: axes of its grid, micro-batches, schedules, blocks that run again, the host.
 
 Every combination is a plan of its own in the plan language. Tensors are cut inside of a node, stages stand outermost,
 and samples are cut between: neighbours have the quicker links, and the more is moved, the nearer.
@@ -9,16 +9,32 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..language.plan_text import PlanText
-from ..language.statements import Accumulate, DrawBy, Grid, Input, Inside, Limit, Pipe, Rest, Seek, Statement, TakePlan
+from ..language.statements import (
+    Accumulate,
+    DrawBy,
+    Grid,
+    Input,
+    Inside,
+    Limit,
+    Offload,
+    Pipe,
+    Rest,
+    Seek,
+    Statement,
+    TakePlan,
+)
+from .blocks_again import NONE, BlocksAgain
 
-__all__ = ["AXES", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
+__all__ = ["AXES", "OPEN", "THINGS", "Degrees", "Pipeline", "Space", "divisors"]
 
 AXES = ("pipe", "data", "tensor")
 ORDER = ("pipe", "data", "context", "tensor")  # the outermost first
-THINGS = (*AXES, "expert", "context", "micro-batches", "schedule", "recompute")
+OPEN = "{weights,grads,states} **: ?"
+THINGS = (*AXES, "expert", "context", "micro-batches", "schedule", "recompute", "offload")
 CHUNKS = (2, 3, 4)  # of a device, under schedules that have several
-MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`
+MOST_SAMPLES = 64  # of a micro-batch on a rank of `data`, unless it is the whole batch
 LONG, PART = 2**14, 2**13  # words of a sample that may be cut, into parts of so many
+HOSTED = {("states",): "states", ("states", "saved"): "states and activations"}  # what is tried first comes first
 MOST_EXPERT = 64  # ranks between which tokens are sent to experts
 
 
@@ -38,19 +54,21 @@ PIPELINES = (Pipeline(), *(Pipeline("interleaved", v) for v in CHUNKS), Pipeline
 
 @dataclass(frozen=True)
 class Degrees:
-    """One choice: sizes of the axes, micro-batches, by which schedule, and whether all blocks run again; `spread` has
+    """One choice: sizes of the axes, micro-batches, by which schedule, and which blocks run again; `spread` has
     weights and gradients in pieces over `data` too, as ZeRO-3 does. Of the ranks of `data` so many share the experts of
-    a layer as `expert` says; so many as `context` says share the words of a sample."""
+    a layer as `expert` says; so many as `context` says share the words of a sample. On the `host` lie states, and with
+    `saved` activations too."""
 
     pipe: int
     data: int
     tensor: int
     micro_batches: int
     by: Pipeline = Pipeline()
-    again: bool = False
+    again: BlocksAgain = NONE
     spread: bool = False
     expert: int = 1
     context: int = 1
+    host: tuple[str, ...] = ()
 
     @property
     def alike(self) -> int:
@@ -61,8 +79,9 @@ class Degrees:
         axes = [f"{name}={size}" for name in (*ORDER, "expert") if (size := getattr(self, name)) > 1]
         parts = f"{self.micro_batches} micro-batches" if self.micro_batches > 1 else "one micro-batch"
         by = f" under {self.by}" if self.pipe > 1 else ""
-        more = (", weights in pieces" * self.spread) + (", blocks run again" * self.again)
-        return f"{', '.join(axes) or 'one rank'}, {parts}{by}{more}"
+        more = ["weights in pieces"] * self.spread + [str(self.again)] * bool(self.again)
+        more += [f"{HOSTED[self.host]} on the host"] if self.host else []
+        return ", ".join([*(axes or ["one rank"]), f"{parts}{by}", *more])
 
 
 def divisors(n: int) -> list[int]:
@@ -144,7 +163,8 @@ class Space:
             return [said] if samples % said == 0 else []
         if "micro-batches" not in self.seeks:
             return [1]
-        return [samples // n for n in divisors(samples) if n <= MOST_SAMPLES and n & (n - 1) == 0]
+        could = [n for n in divisors(samples) if n <= MOST_SAMPLES and n & (n - 1) == 0]
+        return [samples // n for n in dict.fromkeys([*could, samples])]
 
     @property
     def said(self) -> int | None:
@@ -156,13 +176,18 @@ class Space:
         found = (s.micro_batches for s in given.statements if isinstance(s, Accumulate | Pipe))
         return next((many for many in found if many is not None), None)
 
+    def samples(self, at: Degrees) -> int:
+        """Those of a micro-batch on a rank of `data`."""
+        return self.batch // at.data // at.micro_batches
+
     def expert_sizes(self, of: Degrees) -> list[int]:
         """The ranks of `data` that could share the experts: as many as there are in a node, and as many as can be."""
-        if "expert" not in self.seeks or of.tensor * of.context > 1 or not self.open_rest or self._says(Inside):
+        if "expert" not in self.seeks or of.context > 1 or not self.open_rest or self._says(Inside):
             return []
         could = [n for n in divisors(self.experts) if 1 < n <= MOST_EXPERT]
-        inside = [n for n in could if n <= self.node]
-        return [n for n in sorted({*inside[-1:], *could[-1:]}) if of.data % n == 0]
+        inside = [n for n in could if n <= self.node // of.tensor]
+        most = could[-1:] if of.tensor == 1 else []  # with cut experts between nodes few tokens go to each
+        return [n for n in sorted({*inside[-1:], *most}) if of.data % n == 0]
 
     def pipelines(self, of: Degrees) -> Sequence[Pipeline]:
         """The schedules that can be used for a choice."""
@@ -183,20 +208,29 @@ class Space:
     def may_run_again(self) -> bool:
         return "recompute" in self.seeks and bool(self.blocks)
 
-    def text(self, of: Degrees, *, sample: bool = False) -> str:
-        """The plan of a choice; a `sample` keeps to a simple schedule, whatever the plan says."""
+    def hosts(self, before: tuple[str, ...]) -> tuple[str, ...] | None:
+        """What lies on the host where what lies there `before` is not enough; None where nothing more can."""
+        if "offload" not in self.seeks or self._says(Offload):
+            return None
+        could = [host for host in HOSTED if self.blocks or "saved" not in host]
+        return next((host for host in could if len(host) > len(before)), None)
+
+    def text(self, of: Degrees, *, sample: bool = False, opened: bool = False) -> str:
+        """The plan of a choice; a `sample` keeps to a simple schedule, whatever the plan says. With `opened` the
+        chooser says how weights, gradients and states lie."""
         lines = [f"grid {self.kind} ({', '.join(self._axes(of))})"]
         if self.open_rest:
-            lines += self._rests(of)
-        lines += [line.text for line in self.given.lines if not isinstance(line.statement, Grid | Seek | Limit | Pipe)]
+            lines += [OPEN] if opened else self._rests(of)
+        own = Grid | Seek | Limit | Pipe | Accumulate
+        lines += [line.text for line in self.given.lines if not isinstance(line.statement, own)]
         if of.pipe > 1 or (self._pipe is not None and "pipe" in self.sizes):
             lines.append(self._piped(of, sample))
-        elif of.micro_batches > 1 and not self._says(Accumulate):
+        elif of.micro_batches > 1 or self._says(Accumulate):
             lines.append(f"{of.micro_batches} micro-batches")
         if self.draws and (of.pipe > 1 or of.micro_batches > 1) and not self._says(DrawBy):
             lines.append(str(DrawBy(each=True)))
-        if of.again:
-            lines.append(f"recompute {self.blocks}")
+        lines += of.again.lines(self.blocks, stages=of.pipe > 1)
+        lines += [f"offload {what} {'**' if what == 'states' else self.blocks} to cpu" for what in of.host]
         return "\n".join(lines)
 
     def _says(self, kind: type[Statement]) -> bool:

@@ -5,7 +5,7 @@ from torch import nn
 from ....placement.device import card_here
 from ....placement.errors import SbpError
 from ..language.plan_text import PlanText
-from ..language.statements import Accumulate, Grid, Pipe, Recompute, Seek
+from ..language.statements import Accumulate, Grid, Offload, Pipe, Recompute, Seek
 from .candidates import layers_of
 from .degrees import AXES, THINGS, Space
 from .shorter_model import lists_of, mixtures_of
@@ -85,6 +85,7 @@ def _checked(given: PlanText, seek: Seek | None) -> None:
         PARTS: next((s for s in given.statements if isinstance(s, Accumulate)), None)
         or next((s for s in given.statements if isinstance(s, Pipe) and s.micro_batches is not None), None),
         "recompute": next((s for s in given.statements if isinstance(s, Recompute)), None),
+        "offload": next((s for s in given.statements if isinstance(s, Offload)), None),
     }
     for thing, line in said.items():
         if seek is not None and thing in seek.what and line is not None:

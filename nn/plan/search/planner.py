@@ -40,7 +40,7 @@ from .runners_up import OtherPlan, TriedPlan, runners_up, said_of
 from .seeking import Seeking
 from .trying import SURE, Trying
 
-__all__ = ["FoundPlan", "OtherPlan", "find_plan"]
+__all__ = ["FoundPlan", "OtherPlan", "plan"]
 
 
 class FoundPlan(Plan):
@@ -75,7 +75,7 @@ class FoundPlan(Plan):
         return said + (table(("tried", "at least", "why not"), tried, (1,)) if tried else "")
 
 
-def find_plan(
+def plan(
     model: nn.Module,
     batch: Any,
     *,
@@ -182,7 +182,7 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
 def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
     """The error where no plan that was tried is an answer."""
     known = [(one.checked.memory, one.of.name) for one in tried if one.checked is not None]
-    step = tried[0].step
+    step = next((one.step for one in tried if one.step is not None), None)
     if step is None or limit is None or not known:
         return SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
     memory, name = min(known)

@@ -4,24 +4,22 @@ Figures are asked for only where they may matter: of several samples a micro-bat
 blocks that run again where some choice does not fit.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from math import inf
 
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....placement import Cluster, default_cluster, use_cluster
-from ...graph.captures import Captures
-from ...graph.step import Step
-from ..check import Loss, arguments, planned_step, samples_of
+from ....boxing.figures import volume
+from ..check import Checked, Loss
 from ..plan import Plan
+from .blocks_again import ALL, NONE, PARTLY, BlocksAgain
 from .candidates import Candidate
 from .degrees import Degrees, Space
 from .estimate import PlanEstimate, estimate, links_over_data
 from .runners_up import TriedPlan, said_of
-from .shorter_model import shorter, trains
-from .stage_figures import FEWER, LAYERS, StageFigures
+from .shorter_model import ShortModels, Told
 from .trying import Trying
 
 __all__ = ["Seeking"]
@@ -37,11 +35,10 @@ NEARLY = (
 )
 WORSE = 0.15  # share of seconds that more samples a micro-batch do not make up for
 RERUN = 0.9  # share of the forward of blocks that those that run again take at least once more
+ROOM = 0.03  # share of the limit that may be left
+PARTLY_TRIED = 3  # choices for which blocks that run again but for products are estimated
+HOSTS = 3  # choices for which what lies on the host is estimated
 LISTED = 8  # estimates that are runners-up
-
-Told = Callable[[str], object]
-# ranks of `tensor`, samples of a micro-batch, whether blocks run again, ranks of `expert` and of `context`
-Kind = tuple[int, int, bool, int, int]
 
 
 class Seeking:
@@ -56,15 +53,16 @@ class Seeking:
         loss_fn: Loss | None,
         optimizers: list[Optimizer],
     ) -> None:
-        self.space, self.trying, self.told, self.limit = space, trying, told, trying.limit
-        self.loss_fn = loss_fn
-        self.few = [*shorter_models(trying.model, space)] if space.count > LAYERS else []
-        self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
-        self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
-        self.figures: dict[Kind, StageFigures | None] = {}
+        self.trying, self.told, self.limit = trying, told, trying.limit
+        self.short = ShortModels(space, trying.model, trying.batch, told, loss_fn=loss_fn, optimizers=optimizers)
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated
+
+    @property
+    def space(self) -> Space:
+        """The choices, as far as is known of the model."""
+        return self.short.space
 
     def run(self) -> None:
         """Estimate, then plan the best in full. Who interrupts the estimates gets the best of those that are known, and
@@ -89,15 +87,15 @@ class Seeking:
             self.trying.tried.append(TriedPlan(Candidate("pipelines", Plan.read(self.space.given.text)), why=why))
         rest = [one for one in self.ranked() if str(one) not in {tried.of.name for tried in self.trying.tried}]
         for one in rest[:LISTED]:
-            self.trying.tried.append(TriedPlan(self.candidate(one), why=f"{self.found[one]}, by one layer a stage"))
+            self.trying.tried.append(TriedPlan(self.candidate(one), why=self.why(one)))
 
     def estimated(self) -> None:
         """Estimates of all choices that may be good."""
         least: dict[int, int] = {}
         for at in self.space.every():
-            n = self.samples(at)
+            n = self.space.samples(at)
             least[at.tensor] = min(n, least.get(at.tensor, n))
-        before = float("inf")
+        before = inf
         for tensor in sorted(least):
             self.look(tensor, least[tensor], again=False)
             mine = self.best_of(tensor)
@@ -105,65 +103,120 @@ class Seeking:
                 break
             before = mine
         self.add_again([*self.found])
+        self.add_hosts()
         for tensor in sorted(least, key=self.best_of)[:WIDER]:
             samples = least[tensor]
             if self.best_of(tensor) > (1 + WORSE) * self.best_of():
                 continue
             while (more := self.wider(tensor, samples)) is not None and self.look(tensor, more):
                 samples = more
+        self.add_partly()
         for one in self.ranked()[:SCHEDULED]:
             self.add(replace(one, by=by) for by in self.space.pipelines(one))
 
     def wider(self, tensor: int, samples: int) -> int | None:
         """The next number of samples of a micro-batch to estimate. Where one stage is about as good as several, that is
         the most that seem to fit, as kept bytes grow with them; None where no more do."""
-        mine = {self.samples(at) for at in self.space.every() if at.tensor == tensor}
+        mine = {self.space.samples(at) for at in self.space.every() if at.tensor == tensor}
         more = sorted(n for n in mine if n > samples)
-        known = [at for at in self.found if at.tensor == tensor and self.samples(at) == samples]
+        known = [at for at in self.found if at.tensor == tensor and self.space.samples(at) == samples]
         if not more or not known:
             return None
         best = min(known, key=self.rank)
         alone = [at for at in known if at.pipe == 1 and self.found[at].seconds <= NEARLY * self.found[best].seconds]
-        best = min(alone, key=self.rank, default=best)
-        if best.pipe > 1:
+        if not alone:
             return more[0]
-        held, figures = self.found[best], self.figures[self.kind(best)]
+        more = sorted(self.space.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
+        fit = [n for n in more if n > samples and any(self.fits(self.widened(at, samples, n)) for at in alone)]
+        return max(fit, default=None)
+
+    def widened(self, at: Degrees, samples: int, more: int) -> PlanEstimate:
+        """An estimate with so many more samples a micro-batch, as kept bytes grow with them."""
+        held, figures = self.found[at], self.short.of(at)
         assert figures is not None
         whole = figures.stage(self.space.count, first=True, last=True)
-        grows = (whole.kept + whole.passing) / samples
-        more = sorted(self.samples(at) for at in self.space.every() if (at.tensor, at.pipe) == (tensor, 1))
-        fit = [n for n in more if n > samples and self.fits(replace(held, memory=held.memory + (n - samples) * grows))]
-        return max(fit, default=None)
+        return replace(held, memory=held.memory + (more - samples) * (whole.kept + whole.passing) / samples)
 
     def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:
         """Estimate the choices of a kind, with blocks that run `again` where some do not fit; whether one of them is
         the best so far."""
-        mine = [at for at in self.space.every() if at.tensor == tensor and self.samples(at) == samples]
+        mine = [at for at in self.space.every() if at.tensor == tensor and self.space.samples(at) == samples]
         before = self.best_of()
         if not mine:
             return False
         self.add(at for one in mine for at in self.variants(one))
         if again:
-            self.add_again(at for at in self.found if at.tensor == tensor and self.samples(at) == samples)
+            self.add_again(at for at in self.found if at.tensor == tensor and self.space.samples(at) == samples)
         return self.best_of() < before
 
     def add_again(self, choices: Iterable[Degrees]) -> None:
         """Estimate those of these choices that do not fit, and may be quicker than all that do, with blocks that run
-        again."""
+        again: with all, and with as few as it takes."""
         if not self.space.may_run_again:
             return
         short = [at for at in choices if not at.again and not self.fits(self.found[at])]
-        for at in sorted(short, key=self.again_at_least):
+        short.sort(key=self.again_at_least)
+        for at in short:
             if self.again_at_least(at) < self.best_of():
-                self.add([replace(at, again=True)])
+                self.add([replace(at, again=ALL)])
+        for at in short:
+            known = self.found.get(replace(at, again=ALL))
+            if known is not None and self.fits(known) and self.again_at_least(at) < self.best_of():
+                self.add_fewest(at, ALL)
+
+    def add_partly(self) -> None:
+        """Estimate the best choices in which blocks run again with some that do but for products and attention: these
+        first, and where all of them are too few, with as few as it takes that run again whole."""
+        good = [replace(at, again=NONE) for at in self.ranked() if at.again and self.fits(self.found[at])]
+        for at in [*dict.fromkeys(good)][:PARTLY_TRIED]:
+            partly = replace(at, again=PARTLY)
+            self.add([partly])
+            if partly in self.found and self.found[partly].memory < self.found[at].memory:
+                self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
+
+    def add_fewest(self, at: Degrees, like: BlocksAgain, heavier: float | None = None) -> Degrees:
+        """Estimate a choice with as few blocks that run again like these as it takes, if some but not all of them do.
+        Its memory is that of a plan so many times `heavier` than what was estimated."""
+        heavier, limit, count = heavier or self.heavier, self.limit or 0, self.space.count
+
+        def fit(n: int) -> bool:
+            known = self.estimate(replace(at, again=like.some(n, count)))
+            return known is not None and known.memory * heavier <= limit
+
+        least = bisect_left(range(1, count), True, key=fit) + 1
+        made = replace(at, again=like.some(least, count))
+        if least < count:
+            self.add([made])
+        return made
+
+    def add_hosts(self, gone: Collection[Degrees] = ()) -> None:
+        """Where nothing fits, but for what was planned and does not, estimate the choices nearest to it with more and
+        more on the host."""
+        host: tuple[str, ...] = ()
+        while (more := self.space.hosts(host)) is not None:
+            host = more
+            if any(self.fits(known) for at, known in self.found.items() if at not in gone):
+                return
+            others = [at for at in self.found if len(at.host) < len(host)]
+            near = sorted(dict.fromkeys(replace(at, host=host) for at in others), key=self.without_states)
+            self.add(near[:HOSTS])
+
+    def without_states(self, at: Degrees) -> tuple[bool, float]:
+        """The order of choices whose states go to the host: those that may fit then, the quickest first, and then those
+        with the least memory."""
+        known, figures = self.found.get(replace(at, host=())), self.short.of(replace(at, host=()))
+        if known is None or figures is None:
+            return True, inf
+        states = self.space.count // at.pipe * figures.middle.states / at.alike
+        left = replace(known, memory=known.memory - states)
+        return not self.fits(left), known.seconds if self.fits(left) else left.memory
 
     def again_at_least(self, at: Degrees) -> float:
-        """Seconds below which a choice is not if its blocks run again."""
-        figures = self.figures[self.kind(at)]
+        """Seconds below which a choice is not if so many of its blocks run again that it fits."""
+        known, figures = self.found[at], self.short.of(at)
         assert figures is not None
-        return (
-            self.found[at].seconds + RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
-        )
+        share = 1 - SLACK * (self.limit or inf) / (known.memory * self.heavier)
+        return known.seconds + share * RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
         yield of
@@ -173,48 +226,12 @@ class Seeking:
 
     def add(self, choices: Iterable[Degrees]) -> None:
         for at in choices:
-            kind = self.kind(at)
-            if kind not in self.figures:
-                self.figures[kind] = self.figures_of(*kind)
-            figures = self.figures[kind]
-            if figures is not None and at not in self.found:
-                self.found[at] = estimate(figures, self.space.count, at, self.links(at))
+            if at not in self.found and (known := self.estimate(at)) is not None:
+                self.found[at] = known
 
-    def kind(self, at: Degrees) -> Kind:
-        return at.tensor, self.samples(at), at.again, at.expert, at.context
-
-    def figures_of(self, tensor: int, samples: int, again: bool, expert: int, context: int) -> StageFigures | None:
-        """Figures of layers, or none where a model of a few of them cannot be planned."""
-        stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
-        if not self.few or stages == parts == 1:  # figures are of micro-batches
-            return None
-        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context)
-        try:
-            with use_cluster(roomy(default_cluster(self.space.kind))):
-                steps = [self.sample(at, samples, which) for which in range(len(self.few))]
-                self.space = replace(self.space, draws=any(op.draws for op in steps[0].plan.logical.ops))
-                found = StageFigures.of(*steps) if self.space.layers else StageFigures.between(*steps)
-        except Exception as error:  # also of a model that does not run with fewer layers
-            self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
-            return None
-        shared = "".join(f", {name}={size}" for name, size in (("expert", expert), ("context", context)) if size > 1)
-        said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{', run again' * again}"
-        self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
-        return found.gathered(expert * context)
-
-    def sample(self, at: Degrees, samples: int, which: int) -> Step:
-        """The step of one of the models with few layers, by a choice."""
-        many = at.data * at.micro_batches * samples
-        return planned_step(
-            Plan.read(self.space.text(at, sample=True)),
-            self.few[which],
-            rows(self.trying.batch, many),
-            loss_fn=self.loss_fn,
-            optimizer=self.optimizers[which] or None,
-            ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((many, which), Captures()),
-        )
+    def estimate(self, at: Degrees) -> PlanEstimate | None:
+        figures = self.short.of(at)
+        return None if figures is None else estimate(figures, self.space.count, at, self.links(at))
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -228,35 +245,63 @@ class Seeking:
             tried = self.attempt(one)
             fits = tried.fits(self.limit)
             good, missed = good + fits, missed + (not fits)
-            if tried.checked is not None and not fits:
+            if tried.checked is None:
+                continue
+            gone = {*self.found} - {*left}
+            if not fits:
                 self.heavier = max(self.heavier, tried.checked.memory / known.memory)
-                gone = {*self.found} - {*left}
                 self.add_again([*self.found])
-                left = [at for at in self.ranked() if at not in gone]
+                self.add_partly()
+            self.add_nearer(one, tried.checked)
+            if self.trying.best is None:
+                self.add_hosts(gone)
+            left = [at for at in self.ranked() if at not in gone]
+
+    def add_nearer(self, one: Degrees, checked: Checked) -> None:
+        """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
+        own memory asks for."""
+        known, again, limit = self.found[one], one.again, self.limit
+        if not again or limit is None or (1 - ROOM) * limit < checked.memory <= limit:
+            return
+        heavier = checked.memory / known.memory
+        made = self.add_fewest(one, again, heavier)
+        if made in self.found and made != one:
+            of = self.found[made]
+            seconds = of.seconds * checked.seconds / known.seconds
+            self.found[made] = PlanEstimate(seconds, of.memory * heavier / self.heavier)
 
     def tried_unseen(self) -> None:
         """Plan choices of which nothing is known, whole batches of few cuts first: of those that take too much, the
         next is one that may take so much less."""
         every = [at for one in self.space.every() if one.pipe == 1 for at in self.variants(one)]
         if self.space.may_run_again:
-            every += [replace(at, again=True) for at in every]
-        left = sorted(every, key=lambda at: (at.again, at.tensor, at.spread, at.micro_batches))
+            every += [replace(at, again=ALL) for at in every]
+        host: tuple[str, ...] = ()
+        while (more := self.space.hosts(host)) is not None:
+            host = more
+            every += [replace(at, host=host) for at in every if not at.host]
+        left = sorted(every, key=lambda at: (len(at.host), bool(at.again), at.tensor, at.spread, at.micro_batches))
+        if self.space.open_rest and left[0].tensor * left[0].context == 1:
+            self.told_of(self.trying.add(self.candidate(left[0], opened=True)))
         good = missed = 0
         while left and good < 2 * TRIES and missed < 2 * MISSES:
             one = left.pop(0)
             tried = self.attempt(one)
-            fits = tried.fits(self.limit)
+            fits = tried.fits(self.limit) or (tried.step is not None and tried.checked is None)  # but costs no less
             good, missed = good + fits, missed + (not fits)
             if fits:
-                left = [at for at in left if not at.again and at.tensor != one.tensor]
+                left = [at for at in left if not (at.again or at.host) and at.tensor != one.tensor]
             elif tried.checked is not None and self.limit is not None:
-                most = max(1.0, self.samples(one) * self.limit / tried.checked.memory)
-                alike = one.again, one.tensor, one.spread
-                left = [at for at in left if (at.again, at.tensor, at.spread) != alike or self.samples(at) <= most]
+                most = max(1.0, self.space.samples(one) * self.limit / tried.checked.memory)
+                alike = replace(one, data=1, micro_batches=1)
+                fewer = {at for at in left if self.space.samples(at) <= most}
+                left = [at for at in left if replace(at, data=1, micro_batches=1) != alike or at in fewer]
 
     def attempt(self, one: Degrees) -> TriedPlan:
-        tried = self.trying.add(self.candidate(one))
-        self.told(f"{one}: {said_of(tried)}")
+        return self.told_of(self.trying.add(self.candidate(one)))
+
+    def told_of(self, tried: TriedPlan) -> TriedPlan:
+        self.told(f"{tried.of.name}: {said_of(tried)}")
         return tried
 
     def ranked(self) -> list[Degrees]:
@@ -284,43 +329,16 @@ class Seeking:
     def best_of(self, tensor: int | None = None) -> float:
         """The least estimate that fits, of a size of `tensor` or of all."""
         mine = (known for at, known in self.found.items() if tensor in (None, at.tensor) and self.fits(known))
-        return min((known.seconds for known in mine), default=float("inf"))
+        return min((known.seconds for known in mine), default=inf)
 
-    def samples(self, at: Degrees) -> int:
-        """Those of a micro-batch on a rank of `data`."""
-        return self.space.batch // at.data // at.micro_batches
+    def why(self, at: Degrees) -> str:
+        """Words on a choice that was not planned in full."""
+        known, best = self.found[at], self.trying.best
+        if not self.fits(known):
+            return f"{known} of {volume(int(self.limit or 0))}, by one layer a stage"
+        more = f", {known.seconds / best.seconds - 1:+.1%}" if best is not None and best.seconds else ""
+        return f"{known}{more}, by one layer a stage"
 
-    def candidate(self, at: Degrees) -> Candidate:
-        return Candidate(str(at), Plan.read(self.space.text(at)))
-
-
-def shorter_models(model: nn.Module, space: Space) -> Iterator[nn.Module]:
-    """Models with few layers: the first of one list, one from the middle and the last, which may be of other kinds; of
-    several lists as many of each as are compared."""
-    if space.layers:
-        yield shorter(model, space.layers, (0, space.count // 2, space.count - 1))
-        return
-    for many in (FEWER, LAYERS):
-        made = model
-        for path in space.lists:
-            made = shorter(made, path, range(many))
-        yield made
-
-
-def rows(batch: Any, n: int) -> Any:
-    """A batch of its first samples; what has no dim of samples stays."""
-    many = samples_of(batch)
-
-    def cut(x: Any) -> Any:
-        return x[:n] if isinstance(x, Tensor) and x.dim() and len(x) == many else x
-
-    args, kwargs = arguments(batch)
-    return {name: cut(x) for name, x in kwargs.items()} if kwargs else tuple(map(cut, args))
-
-
-def roomy(cluster: Cluster) -> Cluster:
-    """A cluster in which so many stages have room, whatever it has itself: only layers are looked at."""
-    *inner, top = cluster.levels
-    if top.groups or cluster.graph is not None or cluster.links:
-        return cluster
-    return replace(cluster, levels=(*inner, replace(top, size=LAYERS * top.size)))
+    def candidate(self, at: Degrees, *, opened: bool = False) -> Candidate:
+        name = f"{at}, weights as chosen" if opened else str(at)
+        return Candidate(name, Plan.read(self.space.text(at, opened=opened)))

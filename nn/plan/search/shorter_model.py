@@ -1,12 +1,30 @@
-"""The same model with fewer layers, and which lists have these: modules are shared, and lists of layers are not."""
+"""The same model with fewer layers, and which lists have these: modules are shared, and lists of layers are not.
 
-from collections.abc import Sequence
+`ShortModels` plans them for a choice of degrees, for the figures of its layers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["lists_of", "mixtures_of", "shorter", "trains"]
+from ....placement import Cluster, default_cluster, use_cluster
+from ...graph.captures import Captures
+from ...graph.step import Step
+from ..check import Loss, arguments, planned_step, samples_of
+from ..plan import Plan
+from .blocks_again import BlocksAgain
+from .degrees import Degrees, Space
+from .stage_figures import FEWER, LAYERS, StageFigures
+
+__all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
+
+Told = Callable[[str], object]
+# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `expert` and of `context`, the host
+Kind = tuple[int, int, BlocksAgain, int, int, tuple[str, ...]]
 
 
 def shorter(model: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
@@ -70,3 +88,108 @@ def mixtures_of(model: nn.Module) -> tuple[str, int]:
         return "", 0
     ((name, count),) = found
     return f"**.{name}", count
+
+
+def shorter_models(model: nn.Module, lists: Sequence[str], count: int) -> Iterator[nn.Module]:
+    """Models with few layers: the first of one list, one from the middle and the last, which may be of other kinds; of
+    several lists as many of each as are compared."""
+    if len(lists) == 1:
+        yield shorter(model, lists[0], (0, count // 2, count - 1))
+        return
+    for many in (FEWER, LAYERS):
+        made = model
+        for path in lists:
+            made = shorter(made, path, range(many))
+        yield made
+
+
+def rows(batch: Any, n: int) -> Any:
+    """A batch of its first samples; what has no dim of samples stays."""
+    many = samples_of(batch)
+
+    def cut(x: Any) -> Any:
+        return x[:n] if isinstance(x, Tensor) and x.dim() and len(x) == many else x
+
+    args, kwargs = arguments(batch)
+    return {name: cut(x) for name, x in kwargs.items()} if kwargs else tuple(map(cut, args))
+
+
+class ShortModels:
+    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once."""
+
+    def __init__(
+        self,
+        space: Space,
+        model: nn.Module,
+        batch: Any,
+        told: Told,
+        *,
+        loss_fn: Loss | None,
+        optimizers: list[Optimizer],
+    ) -> None:
+        self.space, self.batch, self.told, self.loss_fn = space, batch, told, loss_fn
+        self.few = [*shorter_models(model, space.lists, space.count)] if space.count > LAYERS else []
+        self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
+        self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
+        self.figures: dict[Kind, StageFigures | None] = {}
+
+    def of(self, at: Degrees) -> StageFigures | None:
+        """The figures of a choice, of which some blocks may run again otherwise than the others."""
+        base, some, share = at.again.kinds
+        made = list[StageFigures]()
+        for again in dict.fromkeys((base, some)):
+            kind = self.kind(replace(at, again=again))
+            if kind not in self.figures:
+                self.figures[kind] = self.figures_of(*kind)
+            found = self.figures[kind]
+            if found is None:
+                return None
+            made.append(found)
+        return made[0].mixed(made[-1], share)
+
+    def kind(self, at: Degrees) -> Kind:
+        return at.tensor, self.space.samples(at), at.again, at.expert, at.context, at.host
+
+    def figures_of(
+        self, tensor: int, samples: int, again: BlocksAgain, expert: int, context: int, host: tuple[str, ...] = ()
+    ) -> StageFigures | None:
+        """Figures of layers, or none where a model of a few of them cannot be planned."""
+        stages = LAYERS if self.space.layers else 1
+        parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
+        if not self.few or stages == parts == 1:  # figures are of micro-batches
+            return None
+        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context, host=host)
+        try:
+            with use_cluster(roomy(default_cluster(self.space.kind))):
+                steps = [self.sample(at, samples, which) for which in range(len(self.few))]
+                self.space = replace(self.space, draws=any(op.draws for op in steps[0].plan.logical.ops))
+                found = StageFigures.of(*steps) if self.space.layers else StageFigures.between(*steps)
+        except Exception as error:  # also of a model that does not run with fewer layers
+            self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
+            return None
+        shared = "".join(f", {name}={size}" for name, size in (("expert", expert), ("context", context)) if size > 1)
+        more = f", {again}" * bool(again) + f", {' and '.join(host)} on the host" * bool(host)
+        said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{more}"
+        self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
+        return found.gathered(expert * context)
+
+    def sample(self, at: Degrees, samples: int, which: int) -> Step:
+        """The step of one of the models with few layers, by a choice."""
+        many = at.data * at.micro_batches * samples
+        return planned_step(
+            Plan.read(self.space.text(at, sample=True)),
+            self.few[which],
+            rows(self.batch, many),
+            loss_fn=self.loss_fn,
+            optimizer=self.optimizers[which] or None,
+            ranks=at.pipe * at.alike * at.tensor,
+            captures=self.captures.setdefault((many, which), Captures()),
+        )
+
+
+def roomy(cluster: Cluster) -> Cluster:
+    """A cluster in which so many stages have room, whatever it has itself: only layers are looked at."""
+    *inner, top = cluster.levels
+    if top.groups or cluster.graph is not None or cluster.links:
+        return cluster
+    return replace(cluster, levels=(*inner, replace(top, size=LAYERS * top.size)))

@@ -74,16 +74,20 @@ class LayerFigures:
 
 
 class StageFigures(NamedTuple):
-    """Those of a layer with all that is before it, of one between, and of one with all behind it."""
+    """Those of a layer with all that is before it, of one between, and of one with all behind it. Of all layers a
+    `share` may be of another kind, and these take as `other` says."""
 
     first: LayerFigures
     middle: LayerFigures
     last: LayerFigures
+    other: LayerFigures | None = None
+    share: float = 0.0
 
     @classmethod
     def of(cls, step: Step) -> "StageFigures":
         """Those of a step of three layers, each a stage."""
-        return cls(*_chunks(step))
+        first, middle, last = _chunks(step)
+        return cls(first, middle, last)
 
     @classmethod
     def between(cls, fewer: Step, more: Step) -> "StageFigures":
@@ -93,10 +97,24 @@ class StageFigures(NamedTuple):
 
     def gathered(self, over: int) -> "StageFigures":
         """The same where so many ranks do not share states and the update between them."""
-        return StageFigures(*(one.gathered(over) for one in self))
+        first, middle, last = (one.gathered(over) for one in (self.first, self.middle, self.last))
+        return StageFigures(first, middle, last)
+
+    def mixed(self, other: "StageFigures", share: float) -> "StageFigures":
+        """Those where a share of the layers is as others are."""
+        return self._replace(other=other.middle, share=share) if share else self
 
     def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
         """A stage of so many layers. One with both ends has what is in neither once."""
+        if self.other is not None:
+            many = round(self.share * layers)
+            mine = self._replace(other=None).stage(layers, first=first, last=last)
+            both = mine + self.middle.times(-many) + self.other.times(many)
+            if not (first and last):
+                return both
+            # In a backward those of the other kind come last: they are the first layers.
+            freed = (layers - many) * self.middle.kept
+            return replace(both, passing=max(mine.passing, self.other.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)
         if first or last:

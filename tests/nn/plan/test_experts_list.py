@@ -78,6 +78,17 @@ def test_stages_are_where_links_ask_for_them() -> None:
     assert [any(isinstance(line, Pipe) for line in plan.statements) for plan in stages] == [False, True]
 
 
+def test_stages_are_where_weights_ask_for_them() -> None:
+    """Weights, gradients and states of all layers take more than a card has, and there is nothing else that cuts them:
+    half of the layers fit without stages."""
+    text = "grid cuda (pipe=?, data=?)\n{weights,grads,states} **: data=B\nseek micro-batches, recompute"
+    each = 4 * sum(x.numel() * x.element_size() for x in made(1, 1)[0].layers.parameters())
+    room = 10 * each  # of 12 layers and of 6, each of which asks for at least 1 with all that is beside them
+    few, many = (found(text, 8, 64, layers=layers, memory=room) for layers in (6, 12))
+    assert [any(isinstance(line, Pipe) for line in plan.statements) for plan in (few, many)] == [False, True]
+    assert many.checked.memory <= room
+
+
 def test_weights_stay_whole_where_states_in_pieces_fit() -> None:
     """Before ZeRO-3 comes whatever leaves weights whole: with room, where whole states are as quick, and with no more
     than ZeRO-1 takes."""

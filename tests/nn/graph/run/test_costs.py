@@ -1,5 +1,7 @@
 """A pipelined step is said to take what its schedule takes with the costs of its chunks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +9,7 @@ from torch import Tensor, nn
 import sbpflow as flow
 from sbpflow import B, S
 from sbpflow.actors import Costs, published
+from sbpflow.nn.plan.check import planned_step, priced_by
 from sbpflow.placement.errors import SbpError
 
 WIDTH, SAMPLES = 256, 4096
@@ -102,3 +105,25 @@ def test_an_inference_is_told_without_backward() -> None:
     costs, report = step.costs(), step.explain()
     assert [(c.backward, c.weight) for c in costs] == [(0, 0)] * 2
     assert report.predicted == pytest.approx(costs[0].forward + costs[0].hop + 4 * costs[1].forward, rel=0.1)
+
+
+def test_a_task_ends_no_sooner_than_its_copies_to_the_host() -> None:
+    """A device of slow links to its host: seconds of both ways by the bytes that are stowed of each micro-batch."""
+    plain, m = flow.cluster("h100x8"), 4
+    bandwidth = 1e6
+    slow = replace(plain, device=replace(plain.device, host_bandwidth=bandwidth))
+    with torch.device("meta"):
+        layers, x = model(256, 256), torch.empty(SAMPLES, WIDTH)
+    grid = f"grid cuda (pipe=2)\npipe * over pipe by 1f1b, {m} micro-batches"
+    found = [
+        flow.Plan.read(text).check(layers, x, loss_fn=loss_fn, cluster=slow)
+        for text in (grid, f"{grid}\noffload saved * to cpu")
+    ]
+    with priced_by(slow):
+        step = planned_step(flow.Plan.read(f"{grid}\noffload saved * to cpu"), layers, x, loss_fn=loss_fn)
+        stowed = [of.stowed[0] / bandwidth for _, of in sorted(step.memory().items())]  # of a stage each
+        costs = step.plan.pieces.costs() if step.plan.pieces else ()
+    assert min(stowed) > 0
+    assert [one.forward for one in costs] == pytest.approx(stowed)
+    assert [one.backward + one.weight for one in costs] == pytest.approx(stowed)
+    assert found[1].seconds >= found[0].seconds + 2 * (m - 1) * max(stowed)

@@ -7,8 +7,9 @@ import sbpflow as flow
 from sbpflow.nn.plan.assignment import Assignment, assignment
 from sbpflow.nn.plan.check import planned_step, priced_by
 from sbpflow.nn.plan.grids import grids_of
-from sbpflow.nn.plan.search.candidates import OPEN, candidates
+from sbpflow.nn.plan.search.candidates import candidates
 from sbpflow.nn.plan.search.cases import Cases
+from sbpflow.nn.plan.search.degrees import OPEN
 
 from .test_candidates import GRID, small
 

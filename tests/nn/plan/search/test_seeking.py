@@ -14,6 +14,8 @@ from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import planned_step, priced_by, words_a_sample
 from sbpflow.nn.plan.language.statements import Limit, Pipe
+from sbpflow.nn.plan.search.blocks_again import ALL as ALL_AGAIN
+from sbpflow.nn.plan.search.blocks_again import NONE, BlocksAgain
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
 from sbpflow.nn.plan.search.open_degrees import space_of
@@ -21,6 +23,7 @@ from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
+from sbpflow.sbp import Split
 from sbpflow.sbp.logical import Logical
 
 ALL = "seek pipe, data, tensor, micro-batches, schedule, recompute"
@@ -157,8 +160,13 @@ def test_no_choice_is_more_than_three_percent_better() -> None:
         Degrees(4, 2, 1, 8),
         Degrees(4, 1, 2, 8),
         Degrees(1, 8, 1, 2, spread=True),
-        Degrees(1, 8, 1, 2, again=True),
-        Degrees(2, 4, 1, 4, again=True),
+        Degrees(1, 8, 1, 2, again=ALL_AGAIN),
+        Degrees(2, 4, 1, 4, again=ALL_AGAIN),
+        Degrees(1, 8, 1, 2, again=BlocksAgain(3, 0, 8)),
+        Degrees(1, 8, 1, 2, again=BlocksAgain(3, 5, 8)),
+        Degrees(2, 4, 1, 4, again=BlocksAgain(0, 6, 8)),
+        Degrees(1, 8, 1, 2, host=("states",)),
+        Degrees(2, 4, 1, 4, again=ALL_AGAIN, host=("states", "saved")),
         Degrees(8, 1, 1, 16),
         Degrees(1, 2, 4, 8),
     ],
@@ -346,15 +354,33 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         seeking = searching(f"{ALL}, expert", model, tokens)
         assert (seeking.space.mixtures, seeking.space.experts) == ("**.experts", 8)
         assert at in seeking.variants(Degrees(1, 8, 1, 2))
-        assert not seeking.space.expert_sizes(Degrees(1, 4, 2, 2))
+        assert seeking.space.expert_sizes(Degrees(1, 4, 2, 2)) == [4]  # as many as there are in a node beside tensor
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        assert seeking.figures_of(1, 2, False, 4, 1) is not None  # of half as many samples, which are captured anew
+        few = seeking.short.figures_of(1, 2, NONE, 4, 1)  # of half as many samples, which are captured anew
+    assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
     assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+
+
+def test_experts_are_cut_by_tensor_beside_an_axis_of_their_own() -> None:
+    model, tokens = made(4, 64)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    at = Degrees(1, 4, 2, 1, expert=4)
+    with priced_by("h100x8*1"):
+        seeking = searching(f"{ALL}, expert", model, tokens)
+        assert at in seeking.variants(Degrees(1, 4, 2, 1))
+        text = seeking.candidate(at).plan
+        step = planned_step(text, model, tokens, loss_fn=loss_of, ranks=8)
+    cut = {s.value.name: s.value.layout for s in step.graph.sources if "experts" in s.value.name}
+    assert len(cut) == 8
+    for lies in cut.values():
+        assert (lies.placement.names, lies.placement.shape) == (("expert", "tensor"), (4, 2))
+        assert all(isinstance(entry, Split) for entry in lies.sbp)
 
 
 def test_words_may_be_shared_where_there_are_many() -> None:

@@ -1,0 +1,112 @@
+"""Blocks that run again: which these are in a plan, and that a search has no more of them than it takes."""
+
+from functools import cache
+from itertools import chain
+
+import pytest
+from torch import nn
+
+import sbpflow as flow
+from sbpflow.nn.model.paths import met
+from sbpflow.nn.plan.check import Checked
+from sbpflow.nn.plan.language.statements import Offload, Recompute
+from sbpflow.nn.plan.search.blocks_again import ALL, NONE, PARTLY, BlocksAgain
+from sbpflow.nn.plan.search.degrees import Degrees
+from tests.nn.plan.search.test_seeking import loss_of, made, searching
+
+LAYERS = 4
+GRID = "grid cuda (data=8)\n2 micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("again", "stages", "lines"),
+    [
+        (NONE, False, []),
+        (ALL, True, ["recompute h.*"]),
+        (PARTLY, False, ["recompute h.* keep mm, attention"]),
+        (BlocksAgain(8, 0, 8), False, ["recompute h.*"]),
+        (BlocksAgain(3, 0, 8), False, ["recompute h.[:3]"]),
+        (BlocksAgain(3, 5, 8), False, ["recompute h.[:3]", "recompute h.[3:] keep mm, attention"]),
+        (BlocksAgain(0, 2, 8), True, ["recompute h.{3,7} keep mm, attention"]),
+        (BlocksAgain(1, 0, 8), True, ["recompute h.7"]),
+        (BlocksAgain(6, 2, 8), True, ["recompute h.{1,2,3,5,6,7}", "recompute h.{0,4} keep mm, attention"]),
+    ],
+    ids=str,
+)
+def test_the_first_blocks_run_again_or_as_many_in_each_stage(
+    again: BlocksAgain, stages: bool, lines: list[str]
+) -> None:
+    assert [*again.lines("h.*", stages=stages)] == lines
+    assert [str(flow.Plan.read(line)).strip() for line in lines] == lines
+
+
+@pytest.mark.parametrize("count", [4, 7, 32])
+@pytest.mark.parametrize("stages", [False, True])
+def test_every_block_is_named_as_often_as_it_is_said(count: int, stages: bool) -> None:
+    model = nn.ModuleDict({"h": nn.ModuleList(nn.Linear(1, 1) for _ in range(count))})
+    for n in range(1, count):
+        for again in (BlocksAgain(n, 0, count), BlocksAgain(0, n, count), BlocksAgain(n, count - n, count)):
+            read = [flow.Plan.read(line).statements[0] for line in again.lines("h.*", stages=stages)]
+            paths = [met(line.path, dict(model.named_modules())) for line in read if isinstance(line, Recompute)]
+            assert [len(each) for each in paths] == [many for many in (again.whole, again.partly) if many]
+            assert len({*chain(*paths)}) == again.whole + again.partly
+
+
+@cache
+def every() -> dict[Degrees, Checked]:
+    """All plans of a small space, each planned in full."""
+    model, tokens = made(LAYERS, 256)
+    some = [like.some(n, LAYERS) for n in range(1, LAYERS) for like in (ALL, PARTLY, BlocksAgain(1, 1))]
+    with flow.use_cluster(flow.cluster("h100x8*1")):
+        seeking = searching(f"{GRID}\nseek recompute", model, tokens)
+        (at,) = seeking.space.every()
+        found = {}
+        for one in seeking.variants(at):
+            for again in (NONE, PARTLY, ALL, *some):
+                choice = Degrees(1, 8, 1, 2, again=again, spread=one.spread)
+                text = seeking.candidate(choice).plan
+                found[choice] = text.check(model, tokens, cluster="h100x8*1", loss_fn=loss_of)
+    return found
+
+
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.65, 0.55])
+def test_no_plan_of_a_small_space_is_better_than_the_one_that_is_found(share: float) -> None:
+    model, tokens = made(LAYERS, 256)
+    limit = share * max(one.memory for at, one in every().items() if not at.again)
+    best = min((one.seconds for one in every().values() if one.memory <= limit), default=0.0)
+    assert best
+    told: list[str] = []
+    plan = flow.find_plan(
+        model,
+        tokens,
+        plan=f"{GRID}\nseek recompute, offload",
+        cluster="h100x8*1",
+        loss_fn=loss_of,
+        memory=limit,
+        told=told.append,
+    )
+    assert plan.checked.memory <= limit
+    assert plan.checked.seconds <= 1.03 * best
+    assert not any(isinstance(line, Offload) for line in plan.statements)
+    assert sum(line.startswith("data=") for line in told) <= 4  # plans in full
+
+
+def test_the_host_is_tried_behind_blocks_that_run_again() -> None:
+    model, tokens = made(LAYERS, 256)
+    limit = 0.98 * min(one.memory for one in every().values())
+    told: list[str] = []
+    plan = flow.find_plan(
+        model,
+        tokens,
+        plan=f"{GRID}\nseek recompute, offload",
+        cluster="h100x8*1",
+        loss_fn=loss_of,
+        memory=limit,
+        told=told.append,
+    )
+    assert [line.what for line in plan.statements if isinstance(line, Offload)] == ["states"]
+    assert plan.checked.memory <= limit
+    first = next(at for at, line in enumerate(told) if "on the host" in line)
+    assert any("run again" in line for line in told[:first])
+    with pytest.raises(flow.SbpError, match="fits into"):
+        flow.find_plan(model, tokens, plan=f"{GRID}\nseek recompute", cluster="h100x8*1", loss_fn=loss_of, memory=limit)
