@@ -49,3 +49,13 @@ def test_no_rank_is_asked_where_all_hold_as_much(monkeypatch: pytest.MonkeyPatch
     assert way.bytes > 0
     assert way.total > way.bytes
     assert (hop.bytes, hop.total) == (4 * 4096 * 64 // 128, 4 * 4096 * 64 * 8)
+
+
+def test_where_ranks_hold_unequal_parts_they_are_counted_without_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = flow.placement("cpu", range(512)).reshape((64, 8))
+    ends = [((flow.S(0), flow.S(1)), (flow.B, flow.S(1))), ((flow.P, flow.B), (flow.B, flow.B))]
+    ways = [plan(*(flow.layout(where, each, (100, 9)) for each in pair)) for pair in ends]
+    monkeypatch.setattr(type(ways[0]), "programs", lambda self, rank: pytest.fail("a rank was asked"))
+    for way in ways:
+        assert 0 < way.bytes < way.total
+        assert sum(way.busiest) >= way.bytes
