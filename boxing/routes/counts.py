@@ -51,7 +51,7 @@ def _summed(move: Move, group: Sequence[int], at: int) -> int:
 
 
 def _exchanged(src: Layout, dst: Layout, group: Sequence[int]) -> dict[int, int]:
-    """What each of a group needs of what all others have."""
+    """Elements that each of a group needs of those that all others have."""
     have, need = ({rank: of.spans(rank) for rank in group} for of in (src, dst))
     many = Counter(have.values())
     whole = {there: sum(n * _shared(here, there) for here, n in many.items()) for there in {*need.values()}}

@@ -1,4 +1,4 @@
-"""Opened calls: what a piece runs of an op, as ops that write nowhere; equal layers have equal calls, opened once."""
+"""Opened calls: an op as a piece runs it, by ops that write nowhere; those of equal layers are opened once."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field

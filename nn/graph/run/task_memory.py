@@ -87,7 +87,7 @@ def _together(wanted: Sequence[Again]) -> list[tuple[list[int], Again]]:
 
 
 class _Ends(NamedTuple):
-    """What all ranks do before and behind all micro-batches, listed once. A pipeline moves weights and gradients of all
+    """The work of all ranks before and behind all micro-batches, listed once. A pipeline moves weights and gradients of all
     layers, and a rank takes part in what its stage moves."""
 
     before: Sequence[Instruction]

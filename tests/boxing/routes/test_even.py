@@ -74,7 +74,10 @@ def test_a_route_is_searched_once_for_placements_of_equal_links(monkeypatch: pyt
 
 def test_where_ranks_hold_unequal_parts_they_are_counted_without_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     where = flow.placement("cpu", range(512)).reshape((64, 8))
-    ends = [((flow.S(0), flow.S(1)), (flow.B, flow.S(1))), ((flow.P, flow.B), (flow.B, flow.B))]
+    ends: list[tuple[tuple[Sbp, ...], ...]] = [
+        ((flow.S(0), flow.S(1)), (flow.B, flow.S(1))),
+        ((flow.P, flow.B), (flow.B, flow.B)),
+    ]
     ways = [plan(*(flow.layout(where, each, (100, 9)) for each in pair)) for pair in ends]
     monkeypatch.setattr(type(ways[0]), "programs", lambda self, rank: pytest.fail("a rank was asked"))
     for way in ways:

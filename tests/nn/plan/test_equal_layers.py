@@ -14,6 +14,7 @@ from sbpflow.nn.graph.choose import stage_work
 from sbpflow.nn.graph.instructions.instruction import Storages
 from sbpflow.nn.graph.instructions.moves import MoveNow
 from sbpflow.nn.graph.microbatch import along, opened_calls
+from sbpflow.sbp.joint.edge_cost import EdgeCosts
 
 LAYERS = (4, 12)
 
@@ -60,13 +61,17 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> Counter[s
     return many
 
 
-@pytest.mark.parametrize(("where", "name"), [(along, "all_ways"), (opened_calls, "opened")], ids=["asked", "opened"])
-def test_equal_layers_are_laid_along_time_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "name", "axes"),
+    [(along, "all_ways", "data=2"), (opened_calls, "opened", "data=4"), (EdgeCosts, "_ways", "data=2, tensor=2")],
+    ids=["asked", "opened", "priced"],
+)
+def test_equal_layers_are_worked_out_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, axes: str) -> None:
     many = counted(monkeypatch, where, name)
     found = []
     for layers in LAYERS:
         many.clear()
-        checked(layers, "grid cuda (data=2)\n4 micro-batches")
+        checked(layers, f"grid cuda ({axes})\n4 micro-batches")
         found.append(many[name])
     assert found[0] == found[1] > 0
 
