@@ -87,8 +87,8 @@ def _together(wanted: Sequence[Again]) -> list[tuple[list[int], Again]]:
 
 
 class _Ends(NamedTuple):
-    """The work of all ranks before and behind all micro-batches, listed once. A pipeline moves weights and gradients of all
-    layers, and a rank takes part in what its stage moves."""
+    """The work of all ranks before and behind all micro-batches, listed once. A pipeline moves weights and
+    gradients of all layers, of which a rank takes part in those of its stage."""
 
     before: Sequence[Instruction]
     after: Sequence[Instruction]
