@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import sbpflow as flow
-from sbpflow.boxing.plan import plan
+from sbpflow.boxing.boxing import between
 from sbpflow.boxing.routes import route
 from sbpflow.sbp import Sbp
 
@@ -23,7 +23,7 @@ def test_bytes_are_those_of_all_programs(grid: tuple[int, ...], shape: tuple[int
     entries = ENTRIES if shape else ENTRIES[:2]
     with flow.use_cluster("two_level"):
         for a, b in product(product(entries, repeat=len(grid)), repeat=2):
-            way = plan(*(flow.layout(where, each, shape) for each in (a, b)))
+            way = between(*(flow.layout(where, each, shape) for each in (a, b)))
             assert way.bytes == max(way.received(rank) for rank in way.ranks), str(way)
             assert way.total == sum(way.sent(rank) for rank in way.ranks), str(way)
 
@@ -35,16 +35,18 @@ def test_bytes_to_another_placement_are_those_of_all_programs(there: range, shap
     entries = ENTRIES if shape else ENTRIES[:2]
     with flow.use_cluster("two_level"):
         for a, b in product(product(entries, repeat=2), repeat=2):
-            way = plan(flow.layout(src, a, shape), flow.layout(dst, b, shape))
+            way = between(flow.layout(src, a, shape), flow.layout(dst, b, shape))
             assert way.bytes == max(way.received(rank) for rank in way.ranks), str(way)
             assert way.total == sum(way.sent(rank) for rank in way.ranks), str(way)
 
 
 def test_no_rank_is_asked_where_all_hold_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     where = flow.placement("cpu", range(1024)).reshape((128, 8))
-    way = plan(flow.layout(where, (flow.P, flow.P), (4096, 4096)), flow.layout(where, (flow.B, flow.B), (4096, 4096)))
+    way = between(
+        flow.layout(where, (flow.P, flow.P), (4096, 4096)), flow.layout(where, (flow.B, flow.B), (4096, 4096))
+    )
     next_stage = flow.placement("cpu", range(1024, 2048)).reshape((128, 8))
-    hop = plan(
+    hop = between(
         flow.layout(where, (flow.S(0), flow.B), (4096, 64)), flow.layout(next_stage, (flow.S(0), flow.B), (4096, 64))
     )
     monkeypatch.setattr(type(way), "programs", lambda self, rank: pytest.fail("a rank was asked"))
@@ -66,7 +68,7 @@ def test_a_route_is_searched_once_for_placements_of_equal_links(monkeypatch: pyt
     with flow.use_cluster("two_level"):
         for first in (0, 8, 16):
             where = flow.placement("cpu", range(first, first + 8)).reshape((2, 4))
-            plan(
+            between(
                 flow.layout(where, (flow.S(0), flow.P), (1234, 57)), flow.layout(where, (flow.B, flow.S(1)), (1234, 57))
             )
     assert many == 1
@@ -78,7 +80,7 @@ def test_where_ranks_hold_unequal_parts_they_are_counted_without_what_goes(monke
         ((flow.S(0), flow.S(1)), (flow.B, flow.S(1))),
         ((flow.P, flow.B), (flow.B, flow.B)),
     ]
-    ways = [plan(*(flow.layout(where, each, (100, 9)) for each in pair)) for pair in ends]
+    ways = [between(*(flow.layout(where, each, (100, 9)) for each in pair)) for pair in ends]
     monkeypatch.setattr(type(ways[0]), "programs", lambda self, rank: pytest.fail("a rank was asked"))
     for way in ways:
         assert 0 < way.bytes < way.total

@@ -19,25 +19,24 @@ from ..sbp import Layout
 from .figures import duration, volume
 from .html import paragraph, table
 from .reductions import check_carried, check_reducible
-from .routes.counts import received_by_rank
 from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
-__all__ = ["BoxingPlan", "plan"]
+__all__ = ["Boxing", "between"]
 
 
-class BoxingPlan:
+class Boxing:
     """A tensor's way from `src` to `dst`: its moves, what they cost, and each rank's program.
 
     >>> from ..placement import placement
     >>> from ..sbp import layout
     >>> p = placement("cpu:[0-3]")
-    >>> print(plan(layout(p, "P", (8, 8)), layout(p, "S(1)", (8, 8))))
+    >>> print(between(layout(p, "P", (8, 8)), layout(p, "S(1)", (8, 8))))
     (P,) -> (S(1),): reduce_scatter over 0 -> (S(1),), 192 bytes a rank
     """
 
-    drawn: ClassVar[Callable[["BoxingPlan", str | Path], Path]]  # boxing/picture gives it
+    drawn: ClassVar[Callable[["Boxing", str | Path], Path]]  # boxing/picture gives it
 
     def __init__(self, src: Layout, dst: Layout, way: tuple[Move, ...], cluster: Cluster) -> None:
         self.src, self.dst, self.moves, self.cluster = src, dst, way, cluster
@@ -55,7 +54,7 @@ class BoxingPlan:
         return paragraph(str(self)) + (table(("move", "a rank", "time"), rows, (1, 2)) if rows else "")
 
     def draw(self, path: str | Path) -> Path:
-        """Write the plan as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""
+        """Write the boxing as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""
         return type(self).drawn(self, path)
 
     @property
@@ -89,7 +88,7 @@ class BoxingPlan:
 
     @cached_property
     def text(self) -> bytes:
-        """The plan as the ledger and errors call it."""
+        """The boxing as the ledger and errors call it."""
         return f"{self.src} -> {self.dst.lie} on {self.dst.placement}".encode()
 
     @cached_property
@@ -99,7 +98,7 @@ class BoxingPlan:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that two ranks share only if they run the same plan, for tags and for the ledger."""
+        """A number that two ranks share only if they run the same boxing, for tags and for the ledger."""
         return crc32(f"{self.src!r}{self.dst!r}{[(m.kind, m.dst.state) for m in self.moves]}".encode())
 
     @cached_property
@@ -107,11 +106,6 @@ class BoxingPlan:
         """Elements that each move brings, where all ranks hold as much: then no rank has to be looked at."""
         found = [received_evenly(move) for move in self.moves]
         return None if None in found else [one for one in found if one is not None]
-
-    @cached_property
-    def _by_rank(self) -> list[dict[int, int]]:
-        """Elements that each move brings to each rank, where ranks hold unequal parts."""
-        return [received_by_rank(move) for move in self.moves]
 
     @cached_property
     def bytes(self) -> int:
@@ -122,24 +116,22 @@ class BoxingPlan:
             for move, one in zip(self.moves, each, strict=True):
                 found[move.dst.placement] += one.most
             return max(found.values(), default=0) * self.src.dtype.itemsize
-        ranks = Counter[int]()
-        for received in self._by_rank:
-            ranks.update(received)
-        return max(ranks.values(), default=0) * self.src.dtype.itemsize
+        return max((self.received(rank) for rank in self.ranks), default=0)
 
     @property
     def busiest(self) -> list[int]:
         """Bytes that the busiest rank receives in each move, exactly."""
         if self._evenly is not None:
             return [one.most * self.src.dtype.itemsize for one in self._evenly]
-        return [max(received.values(), default=0) * self.src.dtype.itemsize for received in self._by_rank]
+        each = zip(*(self.programs(rank) for rank in self.ranks), strict=True)
+        return [max(_received(exchanges) for exchanges in move) * self.src.dtype.itemsize for move in each]
 
     @cached_property
     def total(self) -> int:
         """Bytes that all ranks send, exactly."""
         if self._evenly is not None:
             return sum(one.total for one in self._evenly) * self.src.dtype.itemsize
-        return sum(sum(received.values()) for received in self._by_rank) * self.src.dtype.itemsize
+        return sum(self.sent(rank) for rank in self.ranks)
 
     def sent(self, rank: int) -> int:
         """Bytes that one rank sends, exactly."""
@@ -160,16 +152,16 @@ class BoxingPlan:
         return chain.from_iterable(self.programs(rank))
 
 
-def plan(src: Layout, dst: Layout) -> BoxingPlan:
-    """The plan of least time by the cluster in use; looked up if it was made before."""
-    known: BoxingPlan | None = src.memo.get(dst)
+def between(src: Layout, dst: Layout) -> Boxing:
+    """The boxing of least time by the cluster in use; looked up if it was made before."""
+    known: Boxing | None = src.memo.get(dst)
     cluster = default_cluster(dst.placement)
     if known is not None and known.cluster is cluster and known.world is world():
         return known
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"boxing changes where a tensor lies, not its shape or dtype\n  from {src}\n  to   {dst}")
     check_carried(src.dtype)
-    made = BoxingPlan(src, dst, moves(src, dst, cluster), cluster)
+    made = Boxing(src, dst, moves(src, dst, cluster), cluster)
     if any(move.kind in REDUCING for move in made.moves):
         check_reducible(src.dtype, src.state.reduction)
     src.memo[dst] = made
