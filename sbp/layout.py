@@ -161,7 +161,16 @@ class Layout:
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """The shape of what `rank` holds; a dim shorter than its ranks leaves some with 0."""
+        if self.even and rank in self.placement:
+            return self._even_shape
         return tuple(sum(hi - lo for lo, hi in dim) for dim in self.spans(rank))
+
+    @cached_property
+    def _even_shape(self) -> tuple[int, ...]:
+        """The shape of what each rank holds, where all hold as much."""
+        sizes = self.placement.shape
+        dims = zip(self.shape, self.state.dims, strict=True)
+        return tuple(n // prod(sizes[f] for f in factors if f >= 0) for n, factors in dims)
 
     @cached_property
     def even(self) -> bool:

@@ -89,12 +89,17 @@ def _kind(src: Layout, dst: Layout) -> BucketKind | None:
     axes = src.state.partial
     if not axes or dst.state.partial or src.state.reduction != "sum" or src.placement is not dst.placement:
         return None
-    if not src.numel or len({src.local_shape(rank) for rank in src.placement.flat}) > 1:
+    if not src.numel or not _alike(src):
         return None
     if src.state.dims == dst.state.dims:
         return "sum", src.placement, axes, src.dtype
     d = _dim(src, dst, axes)
     return None if d is None else ("scatter", src.placement, dst.state.dims[d][len(src.state.dims[d]) :], src.dtype)
+
+
+def _alike(of: Layout) -> bool:
+    """Whether all ranks hold a part of one shape."""
+    return of.even or len({of.local_shape(rank) for rank in of.placement.flat}) == 1
 
 
 def gathered(pairs: Sequence[Pair], limit: int | None = None) -> list[list[int]]:
@@ -113,7 +118,7 @@ def _gather_kind(src: Layout, dst: Layout) -> BucketKind | None:
     """The kind of moves of pieces that share a bucket with this one; None if it has to go alone."""
     if src.state.partial or dst.state.partial or src.placement is not dst.placement or not src.numel:
         return None
-    if any(len({x.local_shape(rank) for rank in x.placement.flat}) > 1 for x in (src, dst)):
+    if not (_alike(src) and _alike(dst)):
         return None
     before, after = ({a for cut in x.state.dims for a in cut if a >= 0} for x in (src, dst))
     axes = tuple(sorted(before - after))

@@ -184,7 +184,8 @@ def _regrid(layout: Layout, fine: Placement) -> Layout | None:
     dims = tuple(tuple(chain.from_iterable(parts[f] if f >= 0 else (f,) for f in d)) for d in layout.state.dims)
     partial = tuple(chain.from_iterable(parts[a] for a in layout.state.partial))
     found = Layout(fine, State(dims, partial, layout.state.reduction), layout.shape, layout.dtype)
-    return found if all(found.spans(r) == layout.spans(r) for r in fine.flat) else None
+    same = fine is layout.placement or all(found.spans(r) == layout.spans(r) for r in fine.flat)
+    return found if same else None
 
 
 def _between(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:

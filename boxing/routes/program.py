@@ -14,7 +14,17 @@ from typing import NamedTuple, TypeAlias
 from ...sbp import Layout
 from ...sbp.state import Spans, nth_part, overlap
 
-__all__ = ["PieceCut", "PeerBoxes", "RankProgram", "collective", "flat_gather", "flat_reduce", "local", "transfer"]
+__all__ = [
+    "PieceCut",
+    "PeerBoxes",
+    "RankProgram",
+    "collective",
+    "flat_gather",
+    "flat_reduce",
+    "local",
+    "sources_of",
+    "transfer",
+]
 
 PieceCut: TypeAlias = tuple[tuple[int, int, int], ...]  # for each dim: offset read, offset written, length
 
@@ -101,18 +111,18 @@ def transfer(src: Layout, dst: Layout, rank: int) -> RankProgram:
     sends = []
     if rank in src.placement:
         for i, q in enumerate(dst.placement.flat):
-            if q != rank and rank in _sources(src, q, i):
+            if q != rank and rank in sources_of(src, q, i):
                 sends.append((q, _boxes(src.spans(rank), dst.spans(q))))
     if rank not in dst.placement:
         return RankProgram((), (), _parts(sends), group=group)
     need = dst.spans(rank)
-    sources = _sources(src, rank, dst.placement.flat.index(rank))
+    sources = sources_of(src, rank, dst.placement.flat.index(rank))
     keep = _boxes(src.spans(rank), need) if rank in sources else ()
     receives = _parts((s, _boxes(src.spans(s), need)) for s in sources if s != rank)
     return RankProgram(dst.local_shape(rank), keep, _parts(sends), receives, group=group)
 
 
-def _sources(src: Layout, needer: int, index: int) -> tuple[int, ...]:
+def sources_of(src: Layout, needer: int, index: int) -> tuple[int, ...]:
     """One holder of each piece for this needer: its own replica if it has one, else the replicas in turn."""
     split = src.state.split
     replicas = tuple(a for a in range(src.placement.ndim) if a not in split)

@@ -5,7 +5,7 @@ exchange of slices straight to the target. Most pairs need no state with holes, 
 answer is dearer than a bound that no boxing can beat.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import chain, combinations, count, islice, permutations, product
@@ -24,6 +24,7 @@ MANY = 5  # axes from which on there are too many states to search
 ORDERS = 120  # ways of changing one axis after the other that are then looked at
 PATIENCE = 60  # states with holes to look at before the answer without them will do; a count, so all ranks agree
 FEMTO = 15  # digits of a second that count
+KNOWN = 1 << 14  # searches that are remembered
 MANY_BYTES = 2.0**40
 
 
@@ -38,7 +39,22 @@ class Leg(NamedTuple):
 
 
 def search(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links: Links) -> tuple[Leg, ...]:
-    """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps."""
+    """The steps of least time from `src` to `dst`; among equals the least bytes, then the fewest steps.
+
+    They are looked up where the links of another placement have the same figures: so do those of most stages."""
+    key = src, dst, shape, itemsize, links.figures
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= KNOWN:
+            _known.clear()
+        found = _known[key] = _searched(src, dst, shape, itemsize, links)
+    return found
+
+
+_known: dict[Hashable, tuple[Leg, ...]] = {}
+
+
+def _searched(src: State, dst: State, shape: tuple[int, ...], itemsize: int, links: Links) -> tuple[Leg, ...]:
     problem = _Problem(src, dst, shape, itemsize, links)
     if len(problem.axes) > MANY:
         return problem.settled(min(problem.few(), key=lambda steps: (*_cost(steps), len(steps))))

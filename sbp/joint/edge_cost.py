@@ -148,10 +148,10 @@ class EdgeCosts:
         return of.here is of.there and of.here.size == 1 and not asked
 
     def chosen(self, have: Lies, need: Lies, of: Carried, i: int, j: int) -> EdgeSeconds:
-        """The seconds of one pair."""
-        key = id(have), id(need), i, j, of
+        """The seconds of one pair; of equal ones, as those of equal layers are, they are worked out once."""
+        key = one, other, _ = have.only(i), need.only(j), of
         if key not in self.known:
-            ways = [map(float, map(np.ndarray.item, way)) for way in self._ways(have.only(i), need.only(j), of)]
+            ways = [map(float, map(np.ndarray.item, way)) for way in self._ways(one, other, of)]
             (waits, hidden, before), (back, beside, behind) = ways if len(ways) > 1 else (*ways, (0.0, 0.0, 0.0))
             self.known[key] = EdgeSeconds(waits, back, hidden, beside, before, behind)
         return self.known[key]

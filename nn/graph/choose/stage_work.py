@@ -5,7 +5,7 @@ cut is judged by its course: the network of the schedule, simulated with the tim
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import chain, combinations, pairwise, product
 from math import comb, prod
@@ -53,6 +53,7 @@ class StageWork:
     micro_batches: int
     simulated: bool  # whether it is a step that the schedule knows, such as training
     towers: Sequence[tuple[int, int]] = ()
+    known: dict[tuple[int, ...], float] = field(default_factory=dict, compare=False, repr=False)  # seconds by ends
 
     def busy(self, ends: Sequence[int]) -> list[float]:
         """The computing of each stage for a micro-batch, in the order of their first runs."""
@@ -69,7 +70,13 @@ class StageWork:
         return self.micro_batches * max(busy) + sum(busy) - max(busy) + 2 * hops + self._update(ends)
 
     def seconds(self, ends: Sequence[int]) -> float:
-        """The seconds of the step, by a simulation of its course where there is one."""
+        """The seconds of the step, by a simulation of its course where there is one; of equal cuts there is one."""
+        key = tuple(ends)
+        if key not in self.known:
+            self.known[key] = self._seconds(ends)
+        return self.known[key]
+
+    def _seconds(self, ends: Sequence[int]) -> float:
         shape = shape_on(self.schedule, self.placements, self.micro_batches) if self.simulated else None
         if shape is None or 2 * self.micro_batches * len(self.placements) > LONG:
             return self.quick(ends)

@@ -54,6 +54,8 @@ class Storages:
         self.copies: dict[int, int] = {}  # storages: their copies on the host
         self.stowed: Counter[OffloadPlace] = Counter()
         for source in graph.sources:
+            if rank not in source.value.layout.placement:
+                continue
             size = self.size(source.value.layout)
             if source.kind == "constant":
                 self.constants += size
@@ -84,7 +86,8 @@ class Storages:
         self.drop(register)
         self.held[register] = held
         self.first.setdefault(register, held)
-        self.most |= self.live
+        for place, size in self.live.items():
+            self.most[place] = max(self.most[place], size, 0)
 
     def drop(self, register: str) -> None:
         for storage in self.held.pop(register, ()):

@@ -12,7 +12,7 @@ of arguments alone may be made of the whole batch, before the step. All others s
 are whole; or made addends where they are whole, by the micro-batch's share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from ....placement import Placement
 from ....placement.errors import SbpError
-from ....sbp.call import Call, Ref, Way, fill
+from ....sbp.call import Call, Ref, Way, fill, frozen
 from ....sbp.choose import all_ways, divides, everywhere
 from ....sbp.joint.options import answer_of
 from ....sbp.logical import Logical, LogicalOp, Loss
 from ....sbp.state import Factors, Runs, State
 from ....sbp.traits import traits
-from ..choose.decompose import expand
+from ..choose.decompose import expand, in_line, looks
 from .needs_all import NeedsAll, needs_all
 from .owned_samples import OwnedSamples, refuse_owned
 from .row_facts import RowFacts
@@ -145,6 +145,7 @@ class _Asked:
         self.scatters: set[int] = set()
         self.causes: dict[int, LogicalOp] = {}  # by addends, the op that made the first of them
         self.counts: set[int] = set()  # counts: whole numbers of which none is below 0, so no sum of them cancels
+        self.chosen: dict[Hashable, Way] = {}  # by all that a choice looks at: equal layers have equal calls
         self.facts = RowFacts(self.fakes)
         self.sorted = SortedRows(self.facts, self.given, self.moved)
         self.parts = SampleParts(runs)
@@ -277,6 +278,15 @@ class _Asked:
         whole = not any(state.split or state.partial for state in call.states)
         if whole and self.sampled.isdisjoint(op.inputs):
             return everywhere(call)
+        asked = op.op, frozen(in_line(op)), *(tuple(map(looks, x)) for x in (call.inputs, call.outputs)), call.states
+        of_each = [(op.inputs.index(n), n in self.given, n in self.sampled) for n in op.inputs]
+        key = *asked, tuple(of_each)
+        if key not in self.chosen:
+            self.chosen[key] = self.least(op, call)
+        return self.chosen[key]
+
+    def least(self, op: LogicalOp, call: Call) -> Way:
+        """The way of an op at the least price."""
         ways = all_ways(call, answer_of(call), divides)
         prices = [self.price(op, way) for way in ways]
         if min(prices) >= ALL_WORK:

@@ -8,9 +8,8 @@
 Each op is what ranks would run of it, with the sizes of this piece. So a `Logical` comes out that knows of no time.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod, sqrt
 from typing import Any
@@ -20,15 +19,16 @@ from torch import Tensor
 
 from ....placement.errors import SbpError
 from ....placement.structure import mapped
-from ....sbp.call import Piece, Ref, Rewritten, Way, frozen, in_order, refs_in
+from ....sbp.call import Ref, Way, frozen, in_order, refs_in
 from ....sbp.layout import Layout, RunLayout, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
-from ....sbp.state import Factors, Spans, State
+from ....sbp.state import Factors, State
 from ....sbp.traits import traits
-from ..choose.decompose import in_line, looks, opened, part_of
+from ..choose.decompose import opened, part_of
 from .along import Along, change
 from .attention import attend
 from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
+from .opened_calls import OpenedCalls, SeenPiece
 from .owned_samples import taken_from
 from .sample_parts import of_piece
 
@@ -53,19 +53,6 @@ def peeled(made: Along, *, whole_draws: bool = True) -> list[Micro]:
     return micros
 
 
-@dataclass(frozen=True)
-class _Seen(Piece):
-    """A piece that notes which places a local function looked at."""
-
-    looked: dict[tuple[bool, int, int], Spans] = field(default_factory=dict)
-
-    def spans(self, at: int, dim: int) -> Spans:
-        return self.looked.setdefault((False, at, dim), super().spans(at, dim))
-
-    def out_spans(self, at: int, dim: int) -> Spans:
-        return self.looked.setdefault((True, at, dim), super().out_spans(at, dim))
-
-
 class _Peeled:
     """The step of a piece in the making. Arguments that are new have numbers below 0."""
 
@@ -76,12 +63,12 @@ class _Peeled:
         self.fakes = {n: self.local(s.fake, made.states[n]) for n, s in enumerate(self.logical.sources)}
         self.same: dict[int, int] = {}  # a value that is another, since its op has nothing to do here
         self.ops: list[LogicalOp] = []
-        self.placed: list[tuple[LogicalOp, Way, _Seen, Any]] = []  # ops that looked at places, and what came of it
+        self.placed: list[tuple[LogicalOp, Way, SeenPiece, Any]] = []  # ops that looked at places, and what came of it
         self.new: dict[int, Known | Share | None] = {}  # arguments by number; None is the past of attention
         self.told: dict[int, str] = {}
         self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
-        self.opened: dict[Any, Logical] = {}  # equal layers have equal calls
+        self.calls = OpenedCalls(self.fakes)
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
         self.micro = self.finished()
@@ -98,9 +85,9 @@ class _Peeled:
             )
         )
 
-    def alike(self, other: _Seen, mine: _Seen, op: LogicalOp, way: Way, text: Any) -> bool:
+    def alike(self, other: SeenPiece, mine: SeenPiece, op: LogicalOp, way: Way, text: Any) -> bool:
         there = ((other.out_spans if out else other.spans)(at, dim) for out, at, dim in mine.looked)
-        return list(there) == list(mine.looked.values()) or _text(self.parts(op, way, other)) == text
+        return list(there) == list(mine.looked.values()) or _text(self.calls.of(op, way, other)) == text
 
     # Ops
 
@@ -127,8 +114,8 @@ class _Peeled:
             outputs = tuple(self.local(y, state) for y, state in zip(op.outputs, way.outputs, strict=True))
             self.add(replace(mine, op=of_piece(op, outputs) if op.is_part else op.op, outputs=outputs))
             return
-        seen = _Seen(self.k, *self.layouts(op, way))
-        parts = self.parts(mine, way, seen)
+        seen = SeenPiece(self.k, *self.layouts(op, way))
+        parts = self.calls.of(mine, way, seen)
         if seen.looked:
             self.placed.append((mine, way, seen, _text(parts)))
         names, ends = dict(enumerate(inputs)), dict(zip(refs_in(parts.result), op.numbers, strict=True))
@@ -184,20 +171,6 @@ class _Peeled:
         else:
             args, how = (Ref(mine),), {"dtype": fake.dtype}
             self.add(replace(op, op=CAST, args=args, kwargs=how, outputs=(fake,), lies=None))
-
-    def parts(self, op: LogicalOp, way: Way, piece: Piece) -> Logical:
-        """An op as a piece runs it."""
-        function: Callable[..., Any] = op.op
-        args, kwargs = in_line(op)
-        if isinstance(way.local, Rewritten):
-            function, args = way.local.rewrite(piece, *args, **kwargs)
-            kwargs = {}
-        elif way.local is not None:
-            function = partial(way.local, piece)
-        inputs = [self.fakes[n] for n in op.inputs]
-        key = function, frozen((args, kwargs)), tuple(map(looks, inputs))
-        known = self.opened.get(key)
-        return known or self.opened.setdefault(key, opened(function, args, kwargs, inputs))
 
     def add(self, op: LogicalOp) -> None:
         self.ops.append(op)

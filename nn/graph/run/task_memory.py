@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ....sbp.logical import OffloadPlace
 from ..instructions.instruction import Instruction, Storages
-from ..instructions.moves import Pause
+from ..instructions.moves import MoveInstruction, Pause
 from ..instructions.offload import offloads
 from ..instructions.overlap import freed, overlapped
 from ..lower.equal_ranks import equal_ranks
@@ -62,6 +62,7 @@ def memory_of_tasks(variant: Variant, shift: int, *, regather: bool) -> Iterator
     inside = [inside_of_rank(stages, variant.localiser, ranks[0]) for ranks in groups]
     for numbers, again in _together([again for _, again in inside]):
         made = tasks(graph, stages, where, again, apart=None, regather=regather)
+        ends = _Ends.of(made)
         for ranks, (traced, _) in ((groups[number], inside[number]) for number in numbers):
             storages = Storages(graph, stages, made.layouts, made.transfers, traced, ranks[0])
             for n in sorted(where.given):
@@ -69,7 +70,7 @@ def memory_of_tasks(variant: Variant, shift: int, *, regather: bool) -> Iterator
                     storages.take(name)
             stay = {*storages.held, *kept(graph), *(y for do in made.before for y in do.writes)}
             mine = [chunk for chunk, group in enumerate(where.group) if ranks[0] in where.ranks(group)]
-            yield ranks, _of_route(made, storages, mine, stay, shift)
+            yield ranks, _of_route(made, ends, storages, mine, stay, shift)
 
 
 def host_copies(variant: Variant, *, regather: bool) -> Mapping[int, Mapping[OffloadPlace, int]]:
@@ -101,9 +102,32 @@ def _together(wanted: Sequence[Again]) -> list[tuple[list[int], Again]]:
     return [(numbers, again) for numbers, again in made]
 
 
-def _of_route(made: Tasks, storages: Storages, mine: Sequence[int], stay: set[str], shift: int) -> RouteMemory:
+class _Ends(NamedTuple):
+    """The work of all ranks before and behind all micro-batches, listed once. A pipeline moves weights and
+    gradients of all layers, of which a rank takes part in those of its stage."""
+
+    before: Sequence[Instruction]
+    after: Sequence[Instruction]
+
+    @classmethod
+    def of(cls, made: Tasks) -> "_Ends":
+        stay = {*made.grads.values(), *made.sums.values()}
+        after = freed(overlapped(made.after, made.transfers), stay)
+        return cls(overlapped(made.before, made.transfers), list(after))
+
+
+def _takes_part(do: Instruction, memory: Storages) -> bool:
+    """Whether a rank sends or gets something by this."""
+    if not isinstance(do, MoveInstruction):
+        return True
+    return any(memory.rank in of.placement for pair in memory.transfers[do.number].pairs for of in pair)
+
+
+def _of_route(
+    made: Tasks, ends: _Ends, storages: Storages, mine: Sequence[int], stay: set[str], shift: int
+) -> RouteMemory:
     given = storages.live[None]
-    once = run(overlapped(made.before, made.transfers), storages).left[None]
+    once = run((do for do in ends.before if _takes_part(do, storages)), storages).left[None]
     names = [Name("F", chunk) for chunk in mine]
     names += [name for chunk in reversed(mine) if (name := Name("B", chunk)) in made.tasks]
     done: dict[Name, TaskMemory] = {}
@@ -120,7 +144,7 @@ def _of_route(made: Tasks, storages: Storages, mine: Sequence[int], stay: set[st
             storages.take(slot)
         slots[chunk] = storages.live[None] - before
     sums = storages.live[None]
-    homeward = run(freed(overlapped(made.after, made.transfers), {*made.grads.values(), *made.sums.values()}), storages)
+    homeward = run((do for do in ends.after if _takes_part(do, storages)), storages)
     gradients = sum(storages.size(made.layouts[register]) for register in made.grads.values())
     chunks = {}
     for chunk in mine:

@@ -1,11 +1,13 @@
 """Even moves: what is worked out in closed form is what the programs of all ranks receive and send."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
 import sbpflow as flow
 from sbpflow.boxing.boxing import between
+from sbpflow.boxing.routes import route
 from sbpflow.sbp import Sbp
 
 ENTRIES: tuple[Sbp, ...] = (flow.B, flow.P, flow.S(0), flow.S(1))
@@ -51,3 +53,35 @@ def test_no_rank_is_asked_where_all_hold_as_much(monkeypatch: pytest.MonkeyPatch
     assert way.bytes > 0
     assert way.total > way.bytes
     assert (hop.bytes, hop.total) == (4 * 4096 * 64 // 128, 4 * 4096 * 64 * 8)
+
+
+def test_a_route_is_searched_once_for_placements_of_equal_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 0
+    searched = route._searched
+
+    def counted(*args: Any) -> Any:
+        nonlocal many
+        many += 1
+        return searched(*args)
+
+    monkeypatch.setattr(route, "_searched", counted)
+    with flow.use_cluster("two_level"):
+        for first in (0, 8, 16):
+            where = flow.placement("cpu", range(first, first + 8)).reshape((2, 4))
+            between(
+                flow.layout(where, (flow.S(0), flow.P), (1234, 57)), flow.layout(where, (flow.B, flow.S(1)), (1234, 57))
+            )
+    assert many == 1
+
+
+def test_where_ranks_hold_unequal_parts_they_are_counted_without_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = flow.placement("cpu", range(512)).reshape((64, 8))
+    ends: list[tuple[tuple[Sbp, ...], ...]] = [
+        ((flow.S(0), flow.S(1)), (flow.B, flow.S(1))),
+        ((flow.P, flow.B), (flow.B, flow.B)),
+    ]
+    ways = [between(*(flow.layout(where, each, (100, 9)) for each in pair)) for pair in ends]
+    monkeypatch.setattr(type(ways[0]), "programs", lambda self, rank: pytest.fail("a rank was asked"))
+    for way in ways:
+        assert 0 < way.bytes < way.total
+        assert sum(way.busiest) >= way.bytes
