@@ -22,8 +22,8 @@ from ..lower.segments import Draw, Segment, Stage
 from .instruction import Instruction, Storages
 
 __all__ = [
-    "AddPart", "AddToSum", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient", "SegmentWork",
-    "innermost", "modules_of",
+    "AddPart", "AddToSum", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient",
+    "SegmentWork", "innermost", "modules_of",
 ]  # fmt: skip
 
 BackwardPart: TypeAlias = tuple[Sequence[str], Function | None, Sequence[int], Sequence[bool]]

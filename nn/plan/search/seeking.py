@@ -37,6 +37,7 @@ NEARLY = (
 )
 WORSE = 0.15  # share of seconds that more samples a micro-batch do not make up for
 RERUN = 0.9  # share of the forward of blocks that those that run again take at least once more
+PARTS = 32  # micro-batches of a plan of few layers at most: what is moved once a step is cheap where they are many
 LISTED = 8  # estimates that are runners-up
 
 Told = Callable[[str], object]
@@ -186,7 +187,7 @@ class Seeking:
     def figures_of(self, tensor: int, samples: int, again: bool, expert: int, context: int) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
         stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
+        parts = max(1, min(PARTS, self.space.batch // samples // expert))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
         at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context)
