@@ -28,7 +28,19 @@ from ....sbp.traits import traits
 from ..choose.decompose import in_line, looks, opened, part_of
 from .along import Along, change
 from .attention import attend
-from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
+from .micro import (
+    CAST,
+    BatchDraw,
+    Known,
+    MaskedPlaces,
+    Micro,
+    Share,
+    drawn_alone,
+    filled,
+    is_filled,
+    made_alone,
+    text_of,
+)
 from .owned_samples import taken_from
 from .sample_parts import of_piece
 
@@ -81,6 +93,7 @@ class _Peeled:
         self.told: dict[int, str] = {}
         self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
+        self.filled = {op.numbers[0]: op for op in self.logical.ops if is_filled(op) and not made.owner}
         self.opened: dict[Any, Logical] = {}  # equal layers have equal calls
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
@@ -100,7 +113,7 @@ class _Peeled:
 
     def alike(self, other: _Seen, mine: _Seen, op: LogicalOp, way: Way, text: Any) -> bool:
         there = ((other.out_spans if out else other.spans)(at, dim) for out, at, dim in mine.looked)
-        return list(there) == list(mine.looked.values()) or _text(self.parts(op, way, other)) == text
+        return list(there) == list(mine.looked.values()) or text_of(self.parts(op, way, other)) == text
 
     # Ops
 
@@ -130,7 +143,7 @@ class _Peeled:
         seen = _Seen(self.k, *self.layouts(op, way))
         parts = self.parts(mine, way, seen)
         if seen.looked:
-            self.placed.append((mine, way, seen, _text(parts)))
+            self.placed.append((mine, way, seen, text_of(parts)))
         names, ends = dict(enumerate(inputs)), dict(zip(refs_in(parts.result), op.numbers, strict=True))
         for part in parts.ops:
             if not set(part.numbers) <= names.keys():
@@ -240,10 +253,14 @@ class _Peeled:
         return self.boxed[n, to]
 
     def known(self, n: int, to: State) -> int:
-        """A value of arguments alone, made of the whole batch and cut."""
+        """A value of arguments alone, made of the whole batch and cut; one that is filled is made for the piece."""
         key = n, to.dims
         if key not in self.boxed:
             fake = self.local(self.logical.fakes[n], State(to.dims))
+            if n in self.filled:
+                self.next = self.boxed[key] = self.next + 1
+                self.add(replace(filled(self.logical, self.filled[n], fake), numbers=(self.next,)))
+                return self.next
             self.boxed[key] = self.argument(fake, Known("", made_alone(self.logical, n), to.dims), f"{n} {to.dims}")
         return self.boxed[key]
 
@@ -265,10 +282,9 @@ class _Peeled:
     def nothing(self, n: int) -> int:
         """Zeros in the place of what another piece owns."""
         if ("nothing", n) not in self.boxed:
-            fake, self.next = self.logical.fakes[n], self.next + 1
-            kwargs = {"dtype": fake.dtype, "device": fake.device}
-            self.add(LogicalOp(aten.full.default, (list(fake.shape), 0), kwargs, (fake,), (self.next,), grad=False))
-            self.boxed["nothing", n] = self.next
+            fake, self.boxed["nothing", n] = self.logical.fakes[n], self.next + 1
+            self.next, how = self.next + 1, {"dtype": fake.dtype, "device": fake.device}
+            self.add(LogicalOp(aten.full.default, (list(fake.shape), 0), how, (fake,), (self.next,), grad=False))
         return self.boxed["nothing", n]
 
     def places(self, op: LogicalOp, way: Way) -> int:
@@ -381,11 +397,6 @@ class _Peeled:
 def _ends(logical: Logical) -> list[int]:
     losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
     return [*refs_in(logical.result), *logical.writes.values(), *losses]
-
-
-def _text(parts: Logical) -> Any:
-    """Ops as something to compare."""
-    return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
 
 
 def _program(micro: Micro) -> Any:

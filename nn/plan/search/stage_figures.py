@@ -24,8 +24,8 @@ PARTS = ("forward", "backward", "weight", "exchange")
 @dataclass(frozen=True)
 class LayerFigures:
     """Seconds of a micro-batch by part, of the hop to the next, of an update; bytes of weights, gradients and states,
-    of what `stays` for a step, kept of each micro-batch, `passing` while a task runs, and of the `moment` when optimizers
-    step; and how many weights these are.
+    of what `stays` for a step, kept of each micro-batch, `passing` while a task runs, and of the `moment` when
+    optimizers step; and how many weights these are.
     """
 
     forward: float
