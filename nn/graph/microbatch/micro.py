@@ -15,8 +15,8 @@ from ....sbp.state import Factors, State
 from ....sbp.traits import traits
 
 __all__ = [
-    "CAST", "BatchDraw", "Known", "MaskedPlaces", "Micro", "Share", "drawn_alone", "filled", "is_filled", "made_alone",
-    "text_of",
+    "CAST", "BatchDraw", "Known", "MaskedPlaces", "Micro", "Share", "drawn_alone", "ends_of", "filled", "is_filled",
+    "made_alone", "program_of", "text_of",
 ]  # fmt: skip
 
 
@@ -122,3 +122,21 @@ def filled(logical: Logical, op: LogicalOp, y: Tensor) -> LogicalOp:
 def text_of(parts: Logical) -> Any:
     """Ops as something to compare."""
     return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
+
+
+def program_of(micro: Micro) -> Any:
+    """All that a step of a micro-batch does, with values numbered in the order in which they are made."""
+    logical = micro.logical
+    made = (n for op in logical.ops for n in op.numbers)
+    one = logical.map({n: at for at, n in enumerate(made, len(logical.sources))})
+    ops = [(op.op, frozen((op.args, op.kwargs)), op.grad, op.placement, op.lies, op.outputs[0].shape) for op in one.ops]
+    sources = [(s.name, s.kind, s.fake.shape, s.fake.dtype) for s in logical.sources]
+    known = [(type(known), known.name, known.dims, known.hides, str(known.graph)) for known in micro.known]
+    ends = frozen(one.result), one.losses, sorted(one.writes.items()), [micro.states[n] for n in ends_of(logical)]
+    return ops, sources, known, micro.shares, ends
+
+
+def ends_of(logical: Logical) -> list[int]:
+    """The values of a graph that others read."""
+    losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
+    return [*refs_in(logical.result), *logical.writes.values(), *losses]

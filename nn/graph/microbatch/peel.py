@@ -36,9 +36,11 @@ from .micro import (
     Micro,
     Share,
     drawn_alone,
+    ends_of,
     filled,
     is_filled,
     made_alone,
+    program_of,
     text_of,
 )
 from .owned_samples import taken_from
@@ -59,7 +61,7 @@ def peeled(made: Along, *, whole_draws: bool = True) -> list[Micro]:
         if step is None:
             step = _Peeled(made, k, whole_draws)
             if made.owner:  # of other samples, and yet the same
-                step.micro = next((one for one in micros if _program(one) == _program(step.micro)), step.micro)
+                step.micro = next((one for one in micros if program_of(one) == program_of(step.micro)), step.micro)
             steps.append(step)
         micros.append(step.micro)
     return micros
@@ -372,7 +374,7 @@ class _Peeled:
         made = replace(logical.map(number), sources=tuple(sources))
         self.check_losses(made)
         told = [(name, self.new[n]) for n, name in mine.items()]
-        before = zip(_ends(whole), _ends(made), strict=True)
+        before = zip(ends_of(whole), ends_of(made), strict=True)
         return Micro(
             made,
             tuple(replace(what, name=name) for name, what in told if isinstance(what, Known)),
@@ -392,20 +394,3 @@ class _Peeled:
                     f"the loss at {line} has nothing of the samples of micro-batch {self.k}\n"
                     "  leave micro_batches= out, or have all samples in it"
                 )
-
-
-def _ends(logical: Logical) -> list[int]:
-    losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
-    return [*refs_in(logical.result), *logical.writes.values(), *losses]
-
-
-def _program(micro: Micro) -> Any:
-    """All that a step of a micro-batch does, with values numbered in the order in which they are made."""
-    logical = micro.logical
-    made = (n for op in logical.ops for n in op.numbers)
-    one = logical.map({n: at for at, n in enumerate(made, len(logical.sources))})
-    ops = [(op.op, frozen((op.args, op.kwargs)), op.grad, op.placement, op.lies, op.outputs[0].shape) for op in one.ops]
-    sources = [(s.name, s.kind, s.fake.shape, s.fake.dtype) for s in logical.sources]
-    known = [(type(known), known.name, known.dims, known.hides, str(known.graph)) for known in micro.known]
-    ends = frozen(one.result), one.losses, sorted(one.writes.items()), [micro.states[n] for n in _ends(logical)]
-    return ops, sources, known, micro.shares, ends
