@@ -173,7 +173,15 @@ def _kind(
 ) -> tuple[Placement, str, int | None, str, SavedOffload | None, Round | None]:
     """Ops of one segment have the same."""
     origin = op.origin
-    return _placement(op), origin.block, chunk.get(origin.module), origin.recompute, origin.offload, op.round
+    return (
+        _placement(op),
+        origin.block,
+        chunk.get(origin.module),
+        origin.recompute,
+        origin.kept_of,
+        origin.offload,
+        op.round,
+    )
 
 
 def _placement(op: Op) -> Placement:
