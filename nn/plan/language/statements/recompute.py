@@ -47,7 +47,7 @@ _SECOND.2: /second(?!\S)/i
             "recompute h.[0:63] keep mm": ("h.[0:63]", ("mm",)),
             "recompute h.* only gelu": ("h.*", (), ("gelu",)),
         },
-        says="what the backward runs again: all, all but some ops, or `only` some",
+        says="what the backward runs again: all, all but some ops (`every second mm`: but one of two), or `only` some",
     )
 
     @classmethod
