@@ -170,7 +170,7 @@ def _runs(graph: Physical, chunk: Mapping[str, int]) -> Iterator[Stage]:
 
 def _kind(
     op: Op, chunk: Mapping[str, int]
-) -> tuple[Placement, str, int | None, str, SavedOffload | None, Round | None]:
+) -> tuple[Placement, str, int | None, str, str, SavedOffload | None, Round | None]:
     """Ops of one segment have the same."""
     origin = op.origin
     return (
