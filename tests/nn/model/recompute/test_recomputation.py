@@ -443,7 +443,7 @@ def test_on_real_ranks(ranks4: Ranks) -> None:
 
 def test_a_buffer_that_is_replaced_is_seen_though_the_last_lies_where_the_first_was() -> None:
     model = Counting()
-    first, kept = id(model.seen), Contexts(model, frozenset())
+    first, kept = id(model.seen), Contexts(model, kept_ops(()))
 
     def run() -> None:
         with kept.watched():
