@@ -200,7 +200,7 @@ def _plain(part: Any) -> Any:
 def test_an_optimizer_that_no_graph_can_have(make: Any) -> None:
     model = net()
     with pytest.raises(SbpError, match=f"{make.__name__} (computes the loss several times|steps by sparse gradients)"):
-        flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan(*batch(0))
+        flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan_for(*batch(0))
 
 
 def test_shards_step_in_runs_of_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
