@@ -129,6 +129,7 @@ class Origin:
     line: str = ""  # the user's file and line
     block: str = ""  # the path of the outermost repeated module, such as `blocks.3`; those of equal blocks match
     recompute: str = ""  # the region with which the backward runs it again; none, if what it saves is kept
+    kept_of: str = ""  # the region around it, of which its results are kept and what its backward reads is made again
     # Where what it saves lies between forward and backward; None: on the device.
     offload: SavedOffload | None = field(default=None, kw_only=True)
 
@@ -198,7 +199,7 @@ class LogicalOp:
 
     def without_values(self, fakes: Mapping[int, Tensor], fresh: Iterator[int]) -> list["LogicalOp"]:
         """The same draw of numbers that nobody reads, nor draws again, and before it what it is drawn for."""
-        origin = replace(self.origin, recompute="", offload=None)
+        origin = replace(self.origin, recompute="", kept_of="", offload=None)
         mine = replace(self, origin=origin, lies=None)
         if not {"unread", "drops"} & traits(self.name):
             return [mine]

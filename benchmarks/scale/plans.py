@@ -40,7 +40,7 @@ ZERO: tuple[list[str], ...] = ([], ["states **"], ["{grads,states} **"], ["**"])
 AGAIN = {
     "full": "recompute layers.*",
     "core": "recompute layers.*.attention.core",
-    "products": "recompute layers.* keep mm, attention",
+    "products": "recompute layers.* keep every second mm, attention",
 }
 
 
@@ -74,8 +74,7 @@ def plan_of(of: Architecture, run: Run) -> str:
     if not of.fused and run.micro_batches > 1:
         lines.append("draw by micro-batch")
     if run.again:
-        eight = ", sbpflow::product_of_8_bits" if run.again == "products" and run.dtype == "fp8" else ""
-        lines.append(AGAIN[run.again] + eight)
+        lines.append(AGAIN[run.again])
     half = "bf16" if run.dtype == "fp8" else run.dtype
     lines += [f"cast ** to {half}", f"cast grads ** to {run.gradients}", "cast states ** to fp32"]
     if run.dtype == "fp8":

@@ -258,7 +258,7 @@ class _Repeats:
             made = tuple((self.like(y.layout), y.grad) for y in step.outputs)
             if isinstance(step, Op):
                 args = frozen(mapped((step.args, step.kwargs), Var, lambda var: ("value", known(var.name))))
-                steps.append((step.op, args, made, step.grad, bool(step.origin.recompute)))
+                steps.append((step.op, args, made, step.grad, bool(step.origin.recompute), bool(step.origin.kept_of)))
             else:
                 steps.append((known(step.source), made, step.encoder))
         like = self.like

@@ -59,7 +59,7 @@ def saves(users: Sequence[LogicalOp], region: str | None) -> bool:
     """Whether the backward pass of one of these looks at a value that they take.
 
     A value that its `region` lets go, and that only ops of the region take, is made again there."""
-    if region and users and all(op.origin.recompute == region for op in users):
+    if region and users and all(region in (op.origin.recompute, op.origin.kept_of) for op in users):
         return False
     return any(op.grad and not traits(op.op._schema.name.removeprefix("aten::")) & {*VIEWS, "linear"} for op in users)
 

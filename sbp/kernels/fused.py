@@ -53,7 +53,7 @@ def fused_ops(logical: Logical, calls: Sequence[Call]) -> list[FusedOp | None]:
             region.append(None)
             continue
         fuses = bool(op.inputs) and _fuses(call)
-        region.append((here, op.origin.block, op.origin.recompute, op.placement) if fuses else None)
+        region.append((here, op.origin.block, op.origin.recompute, op.origin.kept_of, op.placement) if fuses else None)
         depth.update(dict.fromkeys(op.numbers, here + (not fuses)))
     made_in = {root[n]: at for op, at in zip(ops, region, strict=True) for n in op.numbers if root[n] == n}
     outside = _read_elsewhere(logical, region, root, made_in)

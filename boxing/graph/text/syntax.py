@@ -57,6 +57,7 @@ _MADE: dict[str, Callable[..., Any]] = {"complex": complex, "device": torch.devi
 _NAME = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"]+"
 _ORIGIN = re.compile(
     rf"(?:.*; )?(?:in ({_NAME}) ?)?(?:of ({_NAME}) ?)?(?:at ({_NAME}) ?)?(?:recompute ({_NAME}) ?)?"
+    rf"(?:kept of ({_NAME}) ?)?"
     r"(?:offload (cpu|disk) (\d+))?"
 )
 
@@ -294,8 +295,9 @@ def _origin(end: Token) -> Origin:
     if found is None:
         return Origin()
     said = [literal_eval(part) if part and part[0] in "'\"" else part or "" for part in found.groups()]
-    module, block, line, recompute, to, ahead = said
-    return Origin(module, line, block, recompute, offload=SavedOffload(to, int(ahead)) if to else None)  # type: ignore[arg-type]  # as the pattern says
+    module, block, line, recompute, kept, to, ahead = said
+    offload = SavedOffload(to, int(ahead)) if to else None  # type: ignore[arg-type]  # as the pattern says
+    return Origin(module, line, block, recompute, kept, offload=offload)
 
 
 def read(text: str) -> list[Any]:

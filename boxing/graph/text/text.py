@@ -30,7 +30,7 @@ keeps its states; `offload` where the optimizer has them on the host.
 `round 0 2` behind a call says that it belongs to round 2 of a composite over axis 0, and `indices(1, 0)` in its
 arguments is the index ranges of dim 0 that a rank holds of its second tensor.
 
-Comments are for the reader, but `in`, `of`, `at`, `recompute` and `offload` in one (module, repeated block, line,
+Comments are for the reader, but `in`, `of`, `at`, `recompute`, `kept of`, `offload` in one (module, block, line,
 region that the backward runs again, where what it saves lies meanwhile) are read back as the origin.
 """
 
@@ -68,8 +68,9 @@ def fingerprint(graph: Physical) -> int:
     offloads."""
     origins = [(at, step.origin) for at, step in enumerate(graph.steps) if isinstance(step, Op)]
     regions = [str(at) for at, origin in origins if origin.recompute]
+    kept = [f"{at} kept" for at, origin in origins if origin.kept_of]
     offloads = [f"{at} {origin.offload}" for at, origin in origins if origin.offload]
-    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions, *offloads]).encode())
+    return crc32("\n".join([*_Writer(graph, comments=False).lines(), *regions, *kept, *offloads]).encode())
 
 
 def difference(a: Physical, b: Physical) -> str:
@@ -206,7 +207,8 @@ def _axes(axes: Iterable[int]) -> str:
 
 
 def _origin(origin: Origin) -> str:
-    parts = {"in": origin.module, "of": origin.block, "at": origin.line, "recompute": origin.recompute}
+    parts = {"in": origin.module, "of": origin.block, "at": origin.line}
+    parts |= {"recompute": origin.recompute, "kept of": origin.kept_of}
     said = [f"{word} {at if _BARE.fullmatch(at) else repr(at)}" for word, at in parts.items() if at]
     return " ".join([*said, *([f"offload {origin.offload.to} {origin.offload.ahead}"] if origin.offload else [])])
 

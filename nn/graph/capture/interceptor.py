@@ -29,7 +29,7 @@ from ...eager.capture import CallWatch, capture, fakes_of, made_of, seen_by, sha
 from ...eager.recurrent import FORMULAS
 from ...model.fp8 import product
 from ...model.recompute.attention_core import CoreCall, cores
-from ...model.recompute.kept_ops import kernels_of
+from ...model.recompute.kept_ops import kept_ops
 from ...model.recompute.recomputation import Recomputing
 from ...tensors.memory_formats import as_laid
 from .calls.described_card import DescribedCard
@@ -155,7 +155,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled() or self.region:
             return run(*args, **kwargs)
         if not said.only:
-            with self.recomputed(naming(kernels_of(said.keep)) if said.keep else None):
+            with self.recomputed(naming(kept_ops(said.keep)) if said.keep else None):
                 return run(*args, **kwargs)
         start, result = len(self.tape.ops), run(*args, **kwargs)
         ops = self.tape.ops[start:]
@@ -245,7 +245,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         with Asking(policy) as asking:
             out = self._run(func, args, kwargs)
         if asking.saves:
-            self.tape.origin = replace(self.tape.origin, recompute="")
+            self.tape.origin = replace(self.tape.origin, recompute="", kept_of=self.region)
         return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

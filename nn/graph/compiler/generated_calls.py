@@ -14,7 +14,19 @@ from ....placement.world import device, owned
 from ....sbp import Layout, State
 from ..lower.registers import Transfer
 
-__all__ = ["Bucket", "Flying", "Shards", "hold", "no_shards", "ones", "own", "plain", "to_holders", "trimmed"]
+__all__ = [
+    "Bucket",
+    "Flying",
+    "Shards",
+    "SumOfParts",
+    "hold",
+    "no_shards",
+    "ones",
+    "own",
+    "plain",
+    "to_holders",
+    "trimmed",
+]
 
 Shards: TypeAlias = tuple[Tensor, ...]
 
@@ -42,6 +54,29 @@ def ones(layout: Layout) -> Shards:
 
 def own(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
+
+
+class SumOfParts:
+    """Parts of gradients added to their sums, in place. `slots` has for each part the name of its sum, and by shard
+    whether nobody else has its memory."""
+
+    def __init__(self, slots: Sequence[tuple[str, tuple[bool, ...]]]) -> None:
+        self.slots = slots
+
+    def __call__(self, sums: dict[str, list[Tensor]], tensors: Sequence[Tensor]) -> None:
+        at = 0
+        totals: list[Tensor] = []
+        parts: list[Tensor] = []
+        for slot, owns in self.slots:
+            mine = tensors[at : at + len(owns)]
+            at += len(owns)
+            if slot in sums:
+                totals += sums[slot]
+                parts += mine
+            else:
+                sums[slot] = [x if is_own else x.clone() for x, is_own in zip(mine, owns, strict=True)]
+        if parts:
+            torch._foreach_add_(totals, parts)
 
 
 def trimmed(shards: Shards) -> Shards:

@@ -13,7 +13,7 @@ from ....boxing.graph.physical import Op
 from ....placement.world import owned
 from ....sbp import Layout
 from ..compiler.backends import Function
-from ..compiler.generated_calls import ones
+from ..compiler.generated_calls import SumOfParts, ones
 from ..compiler.inside import Estimate
 from ..compiler.source_text import SourceText, tuple_of
 from ..lower.random import Drawer, Numbered
@@ -22,8 +22,8 @@ from ..lower.segments import Draw, Segment, Stage
 from .instruction import Instruction, Storages
 
 __all__ = [
-    "AddPart", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient", "SegmentWork",
-    "innermost", "modules_of",
+    "AddPart", "AddToSum", "Backward", "DrawNumbers", "FirstHalf", "Forward", "Parts", "SecondHalf", "SeedGradient",
+    "SegmentWork", "innermost", "modules_of",
 ]  # fmt: skip
 
 BackwardPart: TypeAlias = tuple[Sequence[str], Function | None, Sequence[int], Sequence[bool]]
@@ -235,6 +235,19 @@ class AddPart(Instruction, word="add"):
     def effect(self, memory: Storages) -> None:
         if self.number == 2:  # others are in place
             super().effect(memory)
+
+
+class AddToSum(Instruction, word="sum"):
+    """Parts of gradients of weights added to those of other micro-batches, of which a step has the sums."""
+
+    def source(self, text: SourceText) -> None:
+        names = [text.names(part) for part in self.reads]
+        if not any(names):
+            return
+        owns = [[name not in text.borrowed for name in each] for each in names]
+        slots = zip((part.slot for part in self.reads), owns, strict=True)
+        added = text.bind(SumOfParts(tuple((slot, tuple(own)) for slot, own in slots)), "sum")
+        text.line(f"{added}(shards['sums'], {tuple_of(name for each in names for name in each)})")
 
 
 class Parts:

@@ -172,7 +172,8 @@ class Writer:
         for number, stage in reversed(list(enumerate(self.stages))):
             if isinstance(stage, Segment) and stage.wants:
                 steps += 1
-                if number in self.regions.of and number not in self.redone:
+                region = self.regions.of.get(number, self.regions.kept.get(number))
+                if region is not None and number not in self.redone:
                     yield from self.recomputed(number, gathered, steps)
                 yield from self.segment(number, stage, gathered, steps)
             elif isinstance(stage, PartStage) and stage.wants:
@@ -240,9 +241,10 @@ class Writer:
 
     def recomputed(self, last: int, gathered: Gathered, step: int) -> Iterator[Instruction]:
         """The forward of the region of a segment, the last of it that has a backward, once more."""
-        runs = self.regions.runs[self.regions.of[last]]
+        region = self.regions.of.get(last, self.regions.kept.get(last))
         made: dict[str, LocalRegister] = {}
-        for number in runs:
+        self.redone.update((number, made) for number, around in self.regions.kept.items() if around == region)
+        for number in self.regions.runs[region]:
             stage = self.stages[number]
             self.redone[number] = made
             reads: dict[str, LocalRegister] = {}

@@ -65,6 +65,11 @@ class LocalRegister(str):
         assert self.is_gradient
         return LocalRegister(self.kind, self.of, number) if number > 1 else self
 
+    @property
+    def slot(self) -> "LocalRegister":
+        """The register of the first part of a gradient."""
+        return LocalRegister(self.kind, self.of) if self.number else self
+
 
 def values_of(names: Iterable[str]) -> tuple[LocalRegister, ...]:
     return tuple(LocalRegister("value", name) for name in names)

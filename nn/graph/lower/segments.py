@@ -170,10 +170,18 @@ def _runs(graph: Physical, chunk: Mapping[str, int]) -> Iterator[Stage]:
 
 def _kind(
     op: Op, chunk: Mapping[str, int]
-) -> tuple[Placement, str, int | None, str, SavedOffload | None, Round | None]:
+) -> tuple[Placement, str, int | None, str, str, SavedOffload | None, Round | None]:
     """Ops of one segment have the same."""
     origin = op.origin
-    return _placement(op), origin.block, chunk.get(origin.module), origin.recompute, origin.offload, op.round
+    return (
+        _placement(op),
+        origin.block,
+        chunk.get(origin.module),
+        origin.recompute,
+        origin.kept_of,
+        origin.offload,
+        op.round,
+    )
 
 
 def _placement(op: Op) -> Placement:

@@ -16,7 +16,9 @@ from .resident import Resident
 
 MOMENTS = 2  # tensors that Adam's family keeps of each parameter
 
-__all__ = ["account", "held_by_rank"]
+AT_ONCE = 2**29  # bytes of parameters that one step of an optimizer takes at once, unless one alone is larger
+
+__all__ = ["AT_ONCE", "account", "held_by_rank"]
 
 
 def account(graph: Physical, kept: int, *, regather: bool = True) -> dict[int, Held]:
@@ -48,7 +50,7 @@ def _held(of: RankMemory) -> Held:
 def _with_optimizers(sources: Sequence[Source], kept: int) -> Iterator[Resident]:
     """The memory of optimizers that keep so many tensors of each parameter. A parameter's own piece counts too,
     unless that is a part of the parameter's memory. What the optimizer has whole for its step is there when activations
-    are gone; so are the roots of second moments, which Adam's family takes of all parameters at once, and then the
+    are gone; so are the roots of second moments, which Adam's family takes of all parameters that step at once, and the
     largest bucket in which what was changed goes home. On the host there are always a piece of its own and the buffer
     for its gradient too."""
     here = [s for s in sources if not s.offload]
@@ -62,13 +64,21 @@ def _with_optimizers(sources: Sequence[Source], kept: int) -> Iterator[Resident]
     yield Resident.of("update", {of: n for (of, near), n in whole.items() if near})
     yield Resident.of("host", {of: n for (of, near), n in whole.items() if not near})
     if kept >= MOMENTS:
-        yield Resident.of("update", Counter(s.master for s in here))
+        yield Resident.of("update", Counter(s.master for s in here if s.whole is not None))
+        pieces_of = Counter(s.master for s in here if s.whole is None)
+        yield Resident("update", lambda rank: _at_once(pieces_of, rank))
     for bucket in buckets_home(sources) if kept else []:  # who keeps nothing may be no optimizer at all
         yield Resident.of("update", Counter(of for ends in bucket for of in ends))
     cpu, disk = (Counter(s.master for s in sources if s.offload == to) for to in PLACES)
     yield Resident.of("host", cpu, kept + 2)
     yield Resident.of("host", disk)
     yield Resident.of("disk", disk, kept + 1)
+
+
+def _at_once(pieces: Mapping[Layout, int], rank: int) -> int:
+    """The bytes of the pieces on a rank that step at once."""
+    sizes = {of: bytes_on(of, rank) for of in pieces}
+    return min(sum(many * sizes[of] for of, many in pieces.items()), max([AT_ONCE, *sizes.values()]))
 
 
 def _error(back: Back) -> Resident:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ....boxing.graph.physical import Physical
 from ....sbp.logical import OffloadPlace
 from ..compiler.inside import Estimate, Insides, insides
-from ..instructions.computing import SegmentWork
+from ..instructions.computing import AddToSum, SegmentWork
 from ..instructions.instruction import Instruction, Storages, bytes_on
 from ..lower.equal_ranks import equal_ranks
 from ..lower.localise import Localiser
@@ -98,27 +98,34 @@ def memory(
 class TaskMemory:
     """Memory that things to do take on a rank: at most while they run, beside what was there before them, and what
     they leave, by place; less than nothing where they free more than they make. `fullest` is the segment that ran when
-    most was live."""
+    most was live. The `first` that makes sums of gradients takes so many: what it makes are the sums, and stays."""
 
     peak: int = 0
     left: Mapping[OffloadPlace | None, int] = field(default_factory=lambda: dict.fromkeys((None, *PLACES), 0))
     fullest: int = -1
+    first: int = 0
 
 
 def run(todo: Iterable[Instruction], rank: Storages) -> TaskMemory:
     """The memory that things to do take on a rank, done there."""
     before = rank.live.copy()
-    rank.most[None] = rank.live[None]
+    peak = first = rank.live[None]
+    summed = 0
     last = fullest = -1
     for do in todo:
-        most = rank.most[None]
+        start = rank.most[None] = rank.live[None]
         do.effect(rank)
         if isinstance(do, SegmentWork):
             last = do.number
-        if rank.most[None] > most:
-            fullest = last
+        if rank.most[None] > peak:
+            peak, fullest = rank.most[None], last
+        most = rank.most[None] if rank.most[None] > start else rank.live[None]  # what only frees takes none
+        first = max(first, most + summed)
+        if isinstance(do, AddToSum):  # its parts are freed behind it
+            summed += sum(rank.size(rank.layouts[part]) for part in do.reads)
+    rank.most[None] = peak
     left = {place: rank.live[place] - before[place] for place in (None, *PLACES)}
-    return TaskMemory(rank.most[None] - before[None], left, fullest)
+    return TaskMemory(peak - before[None], left, fullest, first - before[None])
 
 
 def inside_of_rank(

@@ -4,17 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ....sbp.call import Ref, refs_in
+from ....sbp.call import Ref, frozen, refs_in
 from ....sbp.logical import Logical, LogicalOp
 from ....sbp.state import Factors, State
 from ....sbp.traits import traits
 
-__all__ = ["CAST", "BatchDraw", "Known", "MaskedPlaces", "Micro", "Share", "drawn_alone", "made_alone"]
+__all__ = [
+    "CAST", "BatchDraw", "Known", "MaskedPlaces", "Micro", "Share", "drawn_alone", "ends_of", "filled", "is_filled",
+    "made_alone", "program_of", "text_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,9 @@ FILLED = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 
 def made_alone(logical: Logical, number: int) -> Logical:
     """The part of a graph that makes one value."""
-    ops = tuple(_of_shape(logical, op) for op in logical.ops if not op.is_part)  # which runs in its own time
+    ops = tuple(  # a part runs in its own time
+        filled(logical, op, op.outputs[0]) if is_filled(op) else op for op in logical.ops if not op.is_part
+    )
     return replace(logical, ops=ops, result=Ref(number), losses=(), writes={}).pruned()
 
 
@@ -100,10 +105,38 @@ def drawn_alone(logical: Logical, op: LogicalOp) -> Logical:
     return Logical((), tuple(ops), Ref(result))
 
 
-def _of_shape(logical: Logical, op: LogicalOp) -> LogicalOp:
-    """A filled tensor of another's shape, without that other."""
-    if not {"like", "new"} & traits(op.name):
-        return op
-    (y,) = op.outputs
+def is_filled(op: LogicalOp) -> bool:
+    """Whether an op makes a tensor of another's shape, or device, and reads nothing else of it."""
+    return bool({"like", "new"} & traits(op.name))
+
+
+def filled(logical: Logical, op: LogicalOp, y: Tensor) -> LogicalOp:
+    """A filled tensor of another's shape, or a piece of it such as `y`, without that other."""
     value = logical.call(op).bound.get("fill_value", FILLED.get(op.name, 0))
-    return replace(op, op=torch.ops.aten.full.default, args=(list(y.shape), value), kwargs={"dtype": y.dtype})
+    full = torch.ops.aten.full.default
+    return replace(
+        op, op=full, args=(list(y.shape), value), kwargs={"dtype": y.dtype, "device": y.device}, outputs=(y,)
+    )
+
+
+def text_of(parts: Logical) -> Any:
+    """Ops as something to compare."""
+    return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
+
+
+def program_of(micro: Micro) -> Any:
+    """All that a step of a micro-batch does, with values numbered in the order in which they are made."""
+    logical = micro.logical
+    made = (n for op in logical.ops for n in op.numbers)
+    one = logical.map({n: at for at, n in enumerate(made, len(logical.sources))})
+    ops = [(op.op, frozen((op.args, op.kwargs)), op.grad, op.placement, op.lies, op.outputs[0].shape) for op in one.ops]
+    sources = [(s.name, s.kind, s.fake.shape, s.fake.dtype) for s in logical.sources]
+    known = [(type(known), known.name, known.dims, known.hides, str(known.graph)) for known in micro.known]
+    ends = frozen(one.result), one.losses, sorted(one.writes.items()), [micro.states[n] for n in ends_of(logical)]
+    return ops, sources, known, micro.shares, ends
+
+
+def ends_of(logical: Logical) -> list[int]:
+    """The values of a graph that others read."""
+    losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
+    return [*refs_in(logical.result), *logical.writes.values(), *losses]

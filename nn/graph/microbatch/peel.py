@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ....placement.errors import SbpError
 from ....placement.structure import mapped
-from ....sbp.call import Ref, Way, frozen, in_order, refs_in
+from ....sbp.call import Ref, Way, in_order, refs_in
 from ....sbp.layout import Layout, RunLayout, memory_order
 from ....sbp.logical import Logical, LogicalOp, Source
 from ....sbp.state import Factors, State
@@ -27,7 +27,21 @@ from ....sbp.traits import traits
 from ..choose.decompose import opened, part_of
 from .along import Along, change
 from .attention import attend
-from .micro import CAST, BatchDraw, Known, MaskedPlaces, Micro, Share, drawn_alone, made_alone
+from .micro import (
+    CAST,
+    BatchDraw,
+    Known,
+    MaskedPlaces,
+    Micro,
+    Share,
+    drawn_alone,
+    ends_of,
+    filled,
+    is_filled,
+    made_alone,
+    program_of,
+    text_of,
+)
 from .opened_calls import OpenedCalls, SeenPiece
 from .owned_samples import taken_from
 from .sample_parts import of_piece
@@ -47,7 +61,7 @@ def peeled(made: Along, *, whole_draws: bool = True) -> list[Micro]:
         if step is None:
             step = _Peeled(made, k, whole_draws)
             if made.owner:  # of other samples, and yet the same
-                step.micro = next((one for one in micros if _program(one) == _program(step.micro)), step.micro)
+                step.micro = next((one for one in micros if program_of(one) == program_of(step.micro)), step.micro)
             steps.append(step)
         micros.append(step.micro)
     return micros
@@ -69,6 +83,7 @@ class _Peeled:
         self.drawn: list[BatchDraw] = []
         self.boxed: dict[Any, int] = {}
         self.calls = OpenedCalls(self.fakes)
+        self.filled = {op.numbers[0]: op for op in self.logical.ops if is_filled(op) and not made.owner}
         for op, way in zip(self.logical.ops, made.ways, strict=True):
             self.put(op, way)
         self.micro = self.finished()
@@ -87,7 +102,7 @@ class _Peeled:
 
     def alike(self, other: SeenPiece, mine: SeenPiece, op: LogicalOp, way: Way, text: Any) -> bool:
         there = ((other.out_spans if out else other.spans)(at, dim) for out, at, dim in mine.looked)
-        return list(there) == list(mine.looked.values()) or _text(self.calls.of(op, way, other)) == text
+        return list(there) == list(mine.looked.values()) or text_of(self.calls.of(op, way, other)) == text
 
     # Ops
 
@@ -117,7 +132,7 @@ class _Peeled:
         seen = SeenPiece(self.k, *self.layouts(op, way))
         parts = self.calls.of(mine, way, seen)
         if seen.looked:
-            self.placed.append((mine, way, seen, _text(parts)))
+            self.placed.append((mine, way, seen, text_of(parts)))
         names, ends = dict(enumerate(inputs)), dict(zip(refs_in(parts.result), op.numbers, strict=True))
         for part in parts.ops:
             if not set(part.numbers) <= names.keys():
@@ -213,10 +228,14 @@ class _Peeled:
         return self.boxed[n, to]
 
     def known(self, n: int, to: State) -> int:
-        """A value of arguments alone, made of the whole batch and cut."""
+        """A value of arguments alone, made of the whole batch and cut; one that is filled is made for the piece."""
         key = n, to.dims
         if key not in self.boxed:
             fake = self.local(self.logical.fakes[n], State(to.dims))
+            if n in self.filled:
+                self.next = self.boxed[key] = self.next + 1
+                self.add(replace(filled(self.logical, self.filled[n], fake), numbers=(self.next,)))
+                return self.next
             self.boxed[key] = self.argument(fake, Known("", made_alone(self.logical, n), to.dims), f"{n} {to.dims}")
         return self.boxed[key]
 
@@ -238,10 +257,9 @@ class _Peeled:
     def nothing(self, n: int) -> int:
         """Zeros in the place of what another piece owns."""
         if ("nothing", n) not in self.boxed:
-            fake, self.next = self.logical.fakes[n], self.next + 1
-            kwargs = {"dtype": fake.dtype, "device": fake.device}
-            self.add(LogicalOp(aten.full.default, (list(fake.shape), 0), kwargs, (fake,), (self.next,), grad=False))
-            self.boxed["nothing", n] = self.next
+            fake, self.boxed["nothing", n] = self.logical.fakes[n], self.next + 1
+            self.next, how = self.next + 1, {"dtype": fake.dtype, "device": fake.device}
+            self.add(LogicalOp(aten.full.default, (list(fake.shape), 0), how, (fake,), (self.next,), grad=False))
         return self.boxed["nothing", n]
 
     def places(self, op: LogicalOp, way: Way) -> int:
@@ -329,7 +347,7 @@ class _Peeled:
         made = replace(logical.map(number), sources=tuple(sources))
         self.check_losses(made)
         told = [(name, self.new[n]) for n, name in mine.items()]
-        before = zip(_ends(whole), _ends(made), strict=True)
+        before = zip(ends_of(whole), ends_of(made), strict=True)
         return Micro(
             made,
             tuple(replace(what, name=name) for name, what in told if isinstance(what, Known)),
@@ -349,25 +367,3 @@ class _Peeled:
                     f"the loss at {line} has nothing of the samples of micro-batch {self.k}\n"
                     "  leave micro_batches= out, or have all samples in it"
                 )
-
-
-def _ends(logical: Logical) -> list[int]:
-    losses = [n for loss in logical.losses for n in (loss.number, loss.gradient) if n is not None]
-    return [*refs_in(logical.result), *logical.writes.values(), *losses]
-
-
-def _text(parts: Logical) -> Any:
-    """Ops as something to compare."""
-    return [(op.op, frozen((op.args, op.kwargs)), op.numbers) for op in parts.ops], refs_in(parts.result)
-
-
-def _program(micro: Micro) -> Any:
-    """All that a step of a micro-batch does, with values numbered in the order in which they are made."""
-    logical = micro.logical
-    made = (n for op in logical.ops for n in op.numbers)
-    one = logical.map({n: at for at, n in enumerate(made, len(logical.sources))})
-    ops = [(op.op, frozen((op.args, op.kwargs)), op.grad, op.placement, op.lies, op.outputs[0].shape) for op in one.ops]
-    sources = [(s.name, s.kind, s.fake.shape, s.fake.dtype) for s in logical.sources]
-    known = [(type(known), known.name, known.dims, known.hides, str(known.graph)) for known in micro.known]
-    ends = frozen(one.result), one.losses, sorted(one.writes.items()), [micro.states[n] for n in _ends(logical)]
-    return ops, sources, known, micro.shares, ends

@@ -46,7 +46,7 @@ class WholeBatch:
 def handed_over(n: int, like: Tensor, number: int, user: LogicalOp, end: Placement | None) -> LogicalOp:
     """The op that brings a value to the end of the step, for one that uses it there. It is a copy, because what another
     stage has made is no result of the last, and a weight no loss."""
-    origin = replace(user.origin, recompute="", offload=None)
+    origin = replace(user.origin, recompute="", kept_of="", offload=None)
     return LogicalOp(torch.ops.aten.clone.default, (Ref(n),), {}, (like,), (number,), True, origin, end)
 
 

@@ -2,9 +2,9 @@
 
 No other optimizer steps so. A subclass of one of these does not either, because nothing is known of its step.
 
-For the time of the step the optimizer holds shards in the place of global tensors, so that it is torch's own step, all
-at once over all parameters, and costs what it costs on one device. Its state lies on the shards; between steps users
-see it as global tensors made of the same memory.
+For the time of the step the optimizer holds shards in the place of global tensors, so that it is torch's own step, at
+once over as many parameters as fill half a gigabyte, and costs what it costs on one device. Its state lies on the
+shards; between steps users see it as global tensors made of the same memory.
 """
 
 import operator
@@ -21,6 +21,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from ....placement.world import owned
 from ....sbp import Layout
 from ...tensors.tensor import GlobalTensor, wrap
+from ..memory.account import AT_ONCE
 from .trained import lies_beside
 
 __all__ = ["ALONE", "forget", "known_shards", "step_on_shards"]
@@ -150,7 +151,7 @@ class _Shards:
         groups = optimizer.param_groups
         for group, shards in zip(groups, self.groups, strict=True):
             group["params"] = shards
-        parts = list(map(_by_device, groups))
+        parts = [[run for part in _by_device(group) for run in _in_runs(part)] for group in groups]
         optimizer.param_groups = list(chain.from_iterable(parts))
         optimizer.state = self.mine  # type: ignore[assignment]
         try:
@@ -198,6 +199,20 @@ def _by_device(group: dict[str, Any]) -> list[dict[str, Any]]:
         | {"params": [shard for shard in group["params"] if shard.device == place]}
         for place in places
     ]
+
+
+def _in_runs(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group for each run of shards that steps at once: what Adam's family makes of all of them is no more than that.
+    One has to wait for more kernels, which take much longer than their launches."""
+    runs: list[list[Tensor]] = [[]]
+    size = 0
+    for shard in group["params"]:
+        if runs[-1] and size + shard.nbytes > AT_ONCE:
+            runs.append([])
+            size = 0
+        runs[-1].append(shard)
+        size += shard.nbytes
+    return [group] if len(runs) == 1 else [{**group, "params": run} for run in runs]
 
 
 def _take_numbers(group: dict[str, Any], part: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from ....actors.protocol.network import Actor, Give, Take
@@ -21,7 +20,6 @@ from .pairs import by_turns
 from .proved_pipeline import ProvedPipeline
 from .transfers import carrier
 from .variant import Variant
-from .weights.step_state import Sums
 from .weights.weights import Fire
 
 __all__ = ["BoundTask", "BoundTasks"]
@@ -52,10 +50,9 @@ class BoundTask:
         gives = tuple(register for register in low.gives.get(called, ()) if register in mine)
         bundles = Bundles(
             tuple(low.bundles[register].come for register in takes),
-            (*(low.bundles[register].sent for register in gives), own.values, own.sums),
+            (*(low.bundles[register].sent for register in gives), own.values),
         )
-        made = variant.running(str(name), own.todo, bundles, pauses=pauses)
-        self.made, self.owns = made, made.owns[-1]
+        self.made = variant.running(str(name), own.todo, bundles, pauses=pauses)
         self.moves = any(goes_on(do, variant.tasks.transfers) for do in own.todo)
         alone = world().rank is None  # else what comes in was brought by a link
         carriers = [carrier(low.bundles[register]) if alone else None for register in takes]
@@ -65,11 +62,10 @@ class BoundTask:
         places = [give.register for give in actor.gives]
         self.gives = [places.index(register) for register in gives]
         self.names, self.new = gives, True
-        here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in (*own.values, *own.sums)}
+        here = {r: len(owned(variant.tasks.layouts[r].placement)) for r in own.values}
         self.values = [(register, here[register]) for register in own.values]
         # What buffers become may be views of weights, which change before the step ends where optimizers step early.
         self.copied = frozenset(variant.graph.writes.values()) if early else frozenset[str]()
-        self.sums = [(variant.tasks.sums[register], here[register]) for register in own.sums]
 
     def own(self, firing: Firing, label: int) -> Firing:
         """The part of a firing that is this task's, where that is of two at once."""
@@ -90,22 +86,6 @@ class BoundTask:
         for register, many in self.values:
             mine = trimmed(tensors[at : at + many])
             values[register] = tuple([x.clone() for x in mine]) if register in self.copied else mine
-            at += many
-
-    def add(self, tensors: tuple[Tensor, ...], sums: Sums) -> None:
-        """Gradients of weights to what there is of other micro-batches."""
-        if all(slot in sums for slot, _ in self.sums):
-            if tensors:
-                torch._foreach_add_([total for slot, _ in self.sums for total in sums[slot]], list(tensors))
-            return
-        at = 0
-        for slot, many in self.sums:
-            mine = tensors[at : at + many]
-            held = sums.get(slot)
-            if held is None:
-                sums[slot] = [x if own else x.clone() for x, own in zip(mine, self.owns[at : at + many], strict=True)]
-            elif many:
-                torch._foreach_add_(held, list(mine))
             at += many
 
 
@@ -170,8 +150,6 @@ class BoundTasks:
         if entry.new:
             entry.weigh(made, self.bytes)
         if entry.values:
-            entry.keep(made[-2], step.values[k])
+            entry.keep(made[-1], step.values[k])
             if step.late is not None:
                 step.late.come(step.values, step.shards)
-        if entry.sums:
-            entry.add(made[-1], step.sums[self.keys[k]])

@@ -91,7 +91,10 @@ def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) ->
         found = [(task[1], int(task[2])) for name, _ in ran.parts if (task := TASK.fullmatch(name))]
         mine = [(kind, chunk) for kind, chunk in found if chunk in chunks and (kind != "U" or streams)]
         under.update(chunk for kind, chunk in mine if kind == "F" and program.ordered)
-        live = stays + sum(sums.values()) + sum(chunks[chunk].passing[kind] for kind, chunk in mine)
+        live = stays + sum(sums.values())
+        for kind, chunk in mine:
+            makes_sums = kind == last and chunk not in sums
+            live += chunks[chunk].first if makes_sums else chunks[chunk].passing[kind]
         for chunk, of in chunks.items():  # where there are sums, one has ended
             most_under = min(slots[chunk], _many(program, chunk // program.count) - bool(sums.get(chunk)))
             live += min(under[chunk], most_under) * of.kept[None]
@@ -99,8 +102,10 @@ def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) ->
             yield LiveBytes(ran, mine[0][1], live, sum(sums.values()))
         for kind, chunk in mine:
             under[chunk] -= kind == last and program.ordered
-            if kind in (last, "U"):  # an update has had them
-                sums[chunk] = chunks[chunk].sums if kind == last else 0
+            if kind == last:
+                sums[chunk] = chunks[chunk].sums
+            elif kind == "U":  # an update has had them
+                sums.pop(chunk, None)
 
 
 def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> RankMemory:

@@ -163,7 +163,8 @@ class Pipelined:
             seen = weights.begin(step)
             try:
                 each = zip(proved.keys, inputs, seeds, strict=True)
-                self.stream(step, [{**seen[key], **mine, **seed} for key, mine, seed in each])
+                added: dict[VariantKey, Any] = {key: {"sums": sums[key]} for key in proved.keys}
+                self.stream(step, [{**seen[key], **mine, **seed, **added[key]} for key, mine, seed in each])
                 grads = weights.grads()
             except BaseException as error:
                 left = weights.undo()

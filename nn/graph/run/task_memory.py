@@ -25,12 +25,14 @@ Again: TypeAlias = Mapping[int, tuple[str, ...]]  # by stage, the inputs that it
 class ChunkMemory:
     """Bytes of a chunk on a rank. A micro-batch under way keeps so many for its backward, by place, and `results` stay
     of each. Tasks take `passing` ones beside that while they run, by kind, and `sums` of gradients are there from the
-    first backward on. `fullest` is the segment that ran when a task took most."""
+    first backward on, which takes `first` with those that it makes. `fullest` is the segment that ran when a task took
+    most."""
 
     kept: Mapping[OffloadPlace | None, int]
     results: int
     passing: Mapping[str, int]
     sums: int
+    first: int
     fullest: int
 
 
@@ -154,7 +156,9 @@ def _of_route(
         passing = {"F": ahead.peak - ahead.left[None], "B": back.peak, "W": back.peak}
         passing["U"] = homeward.peak * slots[chunk] // max(1, sums)
         fullest = max(ahead, back, key=lambda one: one.peak - max(0, one.left[None])).fullest
-        chunks[chunk + shift] = ChunkMemory({**ahead.left, None: own}, results, passing, slots[chunk], fullest)
+        chunks[chunk + shift] = ChunkMemory(
+            {**ahead.left, None: own}, results, passing, slots[chunk], back.first, fullest
+        )
     return RouteMemory(chunks, once, sums + homeward.peak, gradients, stays, storages)
 
 
@@ -167,7 +171,7 @@ def _parts(made: Tasks, names: Sequence[Name], stay: set[str]) -> list[list[Inst
         sent = [hop.sent for hop in made.hops if hop.source == name]
         todo.append(Pause(number, (), tuple(come)))
         todo += overlapped(made.tasks[name].todo, made.transfers)
-        todo.append(Pause(-1, (*sent, *made.tasks[name].sums)))
+        todo.append(Pause(-1, tuple(sent)))
     parts: list[list[Instruction]] = []
     for do in freed(todo, stay):
         if isinstance(do, Pause) and do.number >= 0:

@@ -9,17 +9,17 @@ And what each hands to others, and what is done once a step, before and after al
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ....boxing.boxing import between
 from ....boxing.graph.buckets import gathered
 from ....boxing.graph.physical import Box, Physical
 from ....placement.errors import SbpError
-from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
+from ..instructions.computing import AddPart, AddToSum, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
 from ..instructions.eager_parts import PartBackward
 from ..instructions.instruction import Instruction
-from ..instructions.moves import DecodeHop, EncodeHop
+from ..instructions.moves import DecodeHop, EncodeHop, MoveInstruction
 from ..instructions.offload import offloaded, offloads
 from ..instructions.order import Writer, bucketed
 from ..lower.recompute import recomputed
@@ -82,7 +82,7 @@ class _Tasks:
         for task, todo in self.todo.items():
             moves = bucketed(self.homed(todo), self.writer)
             made = self.parts.added(moves) if self.where.alone else moves
-            self.todo[task] = [coded for do in made for coded in self.writer.coded(do)]
+            self.todo[task] = [coded for do in self.summed(made) for coded in self.writer.coded(do)]
         if self.where.gathers:
             self.before = self.gathered()
         if not self.where.alone:
@@ -249,6 +249,21 @@ class _Tasks:
                     self.homeward[name] = self.writer.back(self.writer.ends[name])
                 move = self.homeward[name]
                 yield replace(move, reads=(first,), writes=(self.part(move.writes[0]),))
+
+    def summed(self, todo: Iterable[Instruction]) -> Iterator[Instruction]:
+        """The things to do in a task, with parts of weights' gradients added to their sums: behind the backward that
+        makes them, so that no more than those of a segment are there at once; what is moved comes last, as moves go on
+        until they are waited for."""
+        moved: list[LocalRegister] = []
+        for do in todo:
+            yield do
+            parts = tuple(part for part in do.writes if part in self.sums)
+            if isinstance(do, MoveInstruction):
+                moved += parts
+            elif parts:
+                yield AddToSum(0, parts)
+        for number in sorted({part.number for part in moved}):  # no sum twice in one
+            yield AddToSum(number, tuple(part for part in moved if part.number == number))
 
     def gathered(self) -> list[Instruction]:
         """The moves of weights before all micro-batches, with those of a part of a chunk's weights as one."""

@@ -1,6 +1,7 @@
 """Words for ops that a recomputed module keeps the results of, and the kernels below autograd that they stand for."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -9,7 +10,9 @@ import torch
 
 from ....placement.errors import SbpError
 
-__all__ = ["FUSED", "PRODUCTS", "SOFTMAX", "kernels_of"]
+__all__ = ["EVERY_SECOND", "FUSED", "PRODUCTS", "SOFTMAX", "KeptOps", "kept_ops"]
+
+EVERY_SECOND = "every second "
 
 PRODUCTS = frozenset(
     ["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot",
@@ -22,11 +25,13 @@ FUSED = frozenset(
 )  # fmt: skip
 SOFTMAX = frozenset(("_softmax", "_safe_softmax"))
 
+ALL_PRODUCTS = PRODUCTS | {"sbpflow::product_of_8_bits"}
+
 # Words, and ops that torch makes of others before autograd sees them.
 WORDS: dict[str, frozenset[str]] = {
-    "mm": PRODUCTS,
+    "mm": ALL_PRODUCTS,
     "attention": FUSED | SOFTMAX,
-    **dict.fromkeys(("linear", "matmul", "einsum", "tensordot"), PRODUCTS),
+    **dict.fromkeys(("linear", "matmul", "einsum", "tensordot"), ALL_PRODUCTS),
     "scaled_dot_product_attention": FUSED,
     "softmax": SOFTMAX,
     "log_softmax": frozenset(("_log_softmax",)),
@@ -40,9 +45,38 @@ WORDS: dict[str, frozenset[str]] = {
 }  # fmt: skip
 
 
-def kernels_of(words: Iterable[str]) -> frozenset[str]:
-    """The kernels that words stand for, named as torch does, without `aten::`."""
-    return frozenset[str]().union(*map(_kernels, words))
+@dataclass(frozen=True)
+class KeptOps:
+    """The kernels whose results are kept, named as torch does, without `aten::`. Of each set in `halved` the first in a
+    module is kept, the second is not, and so on in turns."""
+
+    kernels: frozenset[str]
+    halved: tuple[frozenset[str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels or self.halved)
+
+    def counted(self) -> Callable[[str], bool]:
+        """Whether the result of a kernel is kept, asked once for each call of a run, in order."""
+        met = [0] * len(self.halved)
+
+        def keeps(name: str) -> bool:
+            kept = name in self.kernels
+            for at, kernels in enumerate(self.halved):
+                if name in kernels:
+                    met[at] += 1
+                    kept = kept or met[at] % 2 == 1
+            return kept
+
+        return keeps
+
+
+def kept_ops(words: Iterable[str]) -> KeptOps:
+    """The ops that words name, such as `attention`, or `every second mm`."""
+    listed = list(words)
+    second = [word.removeprefix(EVERY_SECOND) for word in listed if word.startswith(EVERY_SECOND)]
+    whole = frozenset[str]().union(*(_kernels(word) for word in listed if not word.startswith(EVERY_SECOND)))
+    return KeptOps(whole, tuple(_kernels(word.strip()) for word in second))
 
 
 @cache

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ....placement.errors import SbpError
 from ..annotate import Modules
 from .core_replay import core_replayed
-from .kept_ops import kernels_of
+from .kept_ops import kept_ops
 from .own_forward import OwnForward, Run, check_called, forwards_of
 from .replay import Contexts
 
@@ -65,7 +65,7 @@ class Recomputing(OwnForward):
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return run(*args, **kwargs)
 
-        contexts = Contexts(module, kernels_of(self.keep))
+        contexts = Contexts(module, kept_ops(self.keep))
         with contexts.watched():
             # As positions: torch keeps the random numbers of the devices of these alone.
             return checkpoint(call, args, kwargs, use_reentrant=False, context_fn=contexts)
@@ -94,7 +94,8 @@ def recompute(
     """Say that the backward runs a module, or each of several, once more; `again=None` takes it back.
 
     Results of the ops in `keep` are kept: `mm` are all products of matrices, `attention` fused attention and softmax,
-    and other ops have their own names, such as `gelu` or `layer_norm`. With `only="attention"` all is kept but what
+    and other ops have their own names, such as `gelu` or `layer_norm`. Of `every second mm` the first product of the
+    module is kept, the second is run again, and so on in turns. With `only="attention"` all is kept but what
     attention makes between query, key, value and the context: scores, what masks, softmax, dropout make of them.
     """
     each = [modules] if isinstance(modules, nn.Module) else modules
@@ -106,7 +107,7 @@ def recompute(
             f"recompute: keep={list(kept)} and only={list(alone)}\n"
             "  keep= says what is not run again, only= says what is: give one"
         )
-    kernels_of(kept)  # which refuses what is no op
+    kept_ops(kept)  # which refuses what is no op
     if alone not in ((), ("attention",)):
         raise SbpError(
             f"recompute: only={list(alone)}\n  there is only=['attention'], its core\n"

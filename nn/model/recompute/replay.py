@@ -16,6 +16,7 @@ from ....placement.structure import ByIdentity
 from ....sbp.call import map_tensors, tensors_in
 from ...tensors.moves import version
 from ...tensors.tensor import GlobalTensor
+from .kept_ops import KeptOps
 
 __all__ = ["Contexts", "name_of"]
 
@@ -34,7 +35,7 @@ class Contexts:
     """The contexts of a forward and of its second run. The second uses results of ops that the first kept, and does not
     change again what the module changed of itself."""
 
-    def __init__(self, module: nn.Module, keep: frozenset[str]) -> None:
+    def __init__(self, module: nn.Module, keep: KeptOps) -> None:
         self.module, self.keep = module, keep
         self.kept: dict[Any, list[tuple[Any, list[int]]]] = {}  # of each op in order, with the versions of its results
         self.changed: list[nn.Module] = []  # modules with running statistics that the forward changed
@@ -85,11 +86,11 @@ def _stamps(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
 class _Keeping(TorchDispatchMode):
     def __init__(self, of: Contexts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.of = of
+        self.of, self.keeps = of, of.keep.counted()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if name_of(func) in self.of.keep and real((args, kwargs)):
+        if real((args, kwargs)) and self.keeps(name_of(func)):
             kept = map_tensors(out, Tensor.detach)
             self.of.kept.setdefault(func, []).append((kept, [x._version for x in tensors_in(kept)]))
         return out
@@ -98,11 +99,11 @@ class _Keeping(TorchDispatchMode):
 class _Kept(TorchDispatchMode):
     def __init__(self, of: Contexts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.of = of
+        self.of, self.keeps = of, of.keep.counted()
         self.counts: dict[Any, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if name_of(func) not in self.of.keep or not real((args, kwargs)):
+        if not real((args, kwargs)) or not self.keeps(name_of(func)):
             return func(*args, **(kwargs or {}))
         at = self.counts[func] = self.counts.get(func, -1) + 1
         kept, versions = self.of.kept[func][at]

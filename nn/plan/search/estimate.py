@@ -51,7 +51,7 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEst
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
         seconds = hidden + 3 * at.micro_batches * max(m.begins for m in moved)
-    memory = [_rests(one, at) + live + one.passing for one, live in zip(whole, kept, strict=True)]
+    memory = [_rests(one, at) + max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True)]
     return PlanEstimate(seconds + once, max(memory))
 
 
@@ -102,7 +102,7 @@ def _shared(of: LayerFigures, data: int, links: Links) -> _DataMoves:
 def _rests(of: LayerFigures, at: Degrees) -> float:
     """Bytes that lie on a rank all the time."""
     cut = at.alike if at.spread else 1
-    return (of.parameters + of.gradients) / cut + of.states / at.alike
+    return (of.parameters + of.gradients) / cut + of.states / at.alike + of.stays
 
 
 def _of_devices(stages: Sequence[LayerFigures], devices: Sequence[int], many: int) -> list[LayerFigures]:

@@ -24,6 +24,8 @@ __all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"
 
 Told = Callable[[str], object]
 # ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `expert` and of `context`, the host
+PARTS = 32  # micro-batches of a plan of few layers at most: what is moved once a step is cheap where they are many
+
 Kind = tuple[int, int, BlocksAgain, int, int, tuple[str, ...]]
 
 
@@ -155,7 +157,7 @@ class ShortModels:
     ) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
         stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(LAYERS + 1, self.space.batch // samples // expert))
+        parts = max(1, min(PARTS, self.space.batch // samples // expert))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
         at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context, host=host)

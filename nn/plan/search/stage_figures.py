@@ -17,13 +17,16 @@ from ...graph.step import Step
 __all__ = ["FEWER", "LAYERS", "LayerFigures", "StageFigures"]
 
 LAYERS, FEWER = 3, 2
+ALIKE = ("passing", "moment", "hop")  # of several layers as of that with most
 PARTS = ("forward", "backward", "weight", "exchange")
 
 
 @dataclass(frozen=True)
 class LayerFigures:
     """Seconds of a micro-batch by part, of the hop to the next, of an update; bytes of weights, gradients and states,
-    kept of each micro-batch, and `passing` while a task runs; and how many weights these are."""
+    of what `stays` for a step, kept of each micro-batch, `passing` while a task runs, and of the `moment` when
+    optimizers step; and how many weights these are.
+    """
 
     forward: float
     backward: float
@@ -34,25 +37,30 @@ class LayerFigures:
     parameters: int
     gradients: int
     states: int
+    stays: int  # weights that are gathered once, and sums of gradients beyond what comes home
     kept: int
     passing: int
+    moment: int
     tensors: int  # weights, each of which is gathered by itself
 
     def __add__(self, other: "LayerFigures") -> "LayerFigures":
         both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return LayerFigures(**{**both, "passing": max(self.passing, other.passing), "hop": max(self.hop, other.hop)})
+        return LayerFigures(**{**both, **{name: max(getattr(self, name), getattr(other, name)) for name in ALIKE}})
 
     def __sub__(self, other: "LayerFigures") -> "LayerFigures":
         """Those of the layers that another has not."""
         less = self + other.times(-1)
         return LayerFigures(
-            **{**{f.name: max(0, getattr(less, f.name)) for f in fields(self)}, "passing": self.passing}
+            **{
+                **{f.name: max(0, getattr(less, f.name)) for f in fields(self)},
+                "passing": self.passing,
+                "moment": self.moment,
+            }
         )
 
     def times(self, n: int) -> "LayerFigures":
         """Those of so many layers."""
-        same = {"passing", "hop"}
-        return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in same else n) for f in fields(self)})
+        return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
     def gathered(self, over: int) -> "LayerFigures":
         """The same where so many ranks do not share states and the update between them."""
@@ -66,7 +74,7 @@ class LayerFigures:
     @property
     def held(self) -> int:
         """Bytes, with those of one micro-batch."""
-        return self.parameters + self.gradients + self.states + self.kept + self.passing
+        return self.parameters + self.gradients + self.states + self.stays + self.kept + self.passing
 
     @property
     def costs(self) -> Costs:
@@ -135,13 +143,16 @@ def _chunks(step: Step) -> list[LayerFigures]:
         mine, rest = memory.chunks[chunk], held[ranks[0]]
         update = sum(seconds for name, seconds in updates.items() if ranks[0] in one.graph.layout(name).placement)
         spent = {part: getattr(costs[chunk], part) for part in (*PARTS, "hop")}
+        stays = rest.parameters + rest.gradients + rest.states
         bytes: Mapping[str, int] = {
             "parameters": rest.parameters,
             "gradients": rest.gradients,
             "states": rest.states,
+            "stays": memory.once + max(0, mine.sums - rest.gradients),
             "kept": mine.kept[None],
             "tensors": sum(ranks[0] in one.graph.layout(name).placement for name in updates),
-            "passing": max(mine.passing.values()) + mine.sums - min(mine.sums, rest.gradients),
+            "passing": max(mine.passing.values()),
+            "moment": beside if (beside := rest.total - stays) > rest.activations else 0,
         }
         here = LayerFigures(**spent, update=update, **bytes)
         made[chunk] = max(here, made.get(chunk, here), key=lambda one: one.held)  # ranks may have unlike pieces

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext,
 
 from .....boxing.record import user_line
 from .....placement.errors import SbpError
+from ....model.recompute.kept_ops import KeptOps
 from ....model.recompute.replay import name_of
 
 __all__ = ["Asking", "Policy", "naming", "policy_of"]
@@ -34,9 +35,10 @@ def policy_of(context_fn: Callable[[], Any]) -> Policy | None:
     return policy
 
 
-def naming(kernels: frozenset[str]) -> Policy:
-    """The policy that keeps the results of these kernels."""
-    return lambda context, func, *args, **kwargs: name_of(func) in kernels
+def naming(kept: KeptOps) -> Policy:
+    """The policy of one region that keeps the results of these ops."""
+    counted = kept.counted()
+    return lambda context, func, *args, **kwargs: counted(name_of(func))
 
 
 class Asking(TorchDispatchMode):

@@ -332,11 +332,13 @@ class _Copy:
     def _origin(self, origin: Origin) -> Origin:
         found = self.lines.get(id(origin))
         if found is None:
-            watch, inner = self.watch, origin.recompute
+            watch, inner, kept = self.watch, origin.recompute, origin.kept_of
             module = watch.module + origin.module.removeprefix(self.known.path)
-            if inner not in self.regions:
-                self.regions[inner] = watch.region or watch.new_region()
-            found = self.lines[id(origin)] = Origin(module, origin.line, watch.block, self.regions[inner])
+            for region in (inner, kept):
+                if region not in self.regions:
+                    self.regions[region] = watch.region or watch.new_region()
+            around = self.regions[kept] if kept else ""
+            found = self.lines[id(origin)] = Origin(module, origin.line, watch.block, self.regions[inner], around)
         return found
 
     def call(self, method: MethodCall, call: _LayerCall) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from ....model.path_syntax import TextFault
 from ....model.paths import met
+from ....model.recompute.kept_ops import EVERY_SECOND
 from ....model.recompute.recomputation import recompute
 from ..axes import Grids
 from ..statement import Assigning, LineForm, Statement
@@ -28,20 +29,25 @@ class Recompute(Statement):
     form = LineForm(
         heads=("recompute",),
         grammar=r"""
-recompute: _RECOMPUTE PATH [KEEP ops] [ONLY ops]
+recompute: _RECOMPUTE PATH [KEEP kept] [ONLY ops]
+kept: (OP | second) ("," (OP | second))* ","?
+second: _EVERY _SECOND OP
 ops: OP ("," OP)* ","?
 OP: /[^\W\d][\w.:]*/
 KEEP.2: /keep(?!\S)/i
 ONLY.2: /only(?!\S)/i
+_EVERY.2: /every(?!\S)/i
+_SECOND.2: /second(?!\S)/i
 """,
         words={"OP": "an op"},
         examples={
             "recompute model.layers.* keep mm, attention": ("model.layers.*", ("mm", "attention")),
             "recompute h.*": ("h.*",),
+            "recompute layers.* keep attention, every second mm": ("layers.*", ("attention", "every second mm")),
             "recompute h.[0:63] keep mm": ("h.[0:63]", ("mm",)),
             "recompute h.* only gelu": ("h.*", (), ("gelu",)),
         },
-        says="what the backward runs again: all, all but some ops, or `only` some",
+        says="what the backward runs again: all, all but some ops (`every second mm`: but one of two), or `only` some",
     )
 
     @classmethod
@@ -50,9 +56,13 @@ ONLY.2: /only(?!\S)/i
         if keep and only:
             what = "keep and only stand together"
             raise TextFault(column(also), what, "say which ops are kept, or which alone run again")
-        for name in (*(keep or ()), *(only or ())):
-            once(at, f"op:{name}", name, f"the op {str(name)!r}")
-        return cls(path_of(path, at), tuple(map(str, keep or ())), tuple(map(str, only or ())))
+        kept = [
+            (f"{EVERY_SECOND}{each[0]}", each[0]) if isinstance(each, tuple) else (str(each), each)
+            for each in keep or ()
+        ]
+        for _, token in (*kept, *((str(token), token) for token in only or ())):
+            once(at, f"op:{token}", token, f"the op {str(token)!r}")
+        return cls(path_of(path, at), tuple(name for name, _ in kept), tuple(map(str, only or ())))
 
     def __str__(self) -> str:
         return (

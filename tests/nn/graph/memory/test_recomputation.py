@@ -61,6 +61,19 @@ def test_segments_of_sqrt_layers_take_two_sqrt_blocks(root: int) -> None:
     assert found == pytest.approx(told, rel=0.1)
 
 
+@pytest.mark.parametrize(("keep", "kept"), [("mm", 6), ("every second mm", 5)])
+def test_a_kept_op_keeps_its_result_and_not_what_its_backward_reads(keep: str, kept: int) -> None:
+    """Widths a layer: what goes in, and results of products. Those of the norm and of gelu are made again."""
+    layers, width, rows = 16, 16, 512
+    model = nn.Sequential(*(Mlp(width) for _ in range(layers)))
+    flow.nn.recompute(list(model.children()), keep=keep)
+    step = flow.compile(model, loss_fn, placement=flow.placement("cpu", range(1)))
+    found, told = peak(step, model, torch.randn(rows, width))
+    unit = rows * width * 4
+    assert layers * kept * unit < found < (layers * kept + 16) * unit
+    assert found == pytest.approx(told, rel=0.1)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

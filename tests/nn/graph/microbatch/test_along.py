@@ -85,6 +85,7 @@ BEFORE: dict[str, tuple[Callable[..., Any], int]] = {
     "weights of labels": (lambda m, x, y: F.cross_entropy(m.layer(x), y, weight=m.weights), 1),
     "in order": (lambda m, x, y: F.mse_loss(m.layer(x.sort(0)[0]), x), 1),
     "numbers of samples": (lambda m, x, y: (m.layer(x) * torch.arange(len(x))[:, None]).sum(), 1),
+    "filled, of the shape of samples": (lambda m, x, y: (m.layer(x) + x.new_ones(x.shape)).sum(), 0),
     "rows of a weight": (lambda m, x, y: (m.layer(x) + m.two.repeat(4, 1)).sum(), 1),
 }
 

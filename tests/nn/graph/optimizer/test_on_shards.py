@@ -203,6 +203,24 @@ def test_an_optimizer_that_no_graph_can_have(make: Any) -> None:
         flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan_for(*batch(0))
 
 
+def test_shards_step_in_runs_of_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Adam's family makes of all parameters of a run is no more than the run."""
+    runs: list[list[int]] = []
+
+    def told(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
+        runs.append([sum(x.nbytes for x in group["params"]) for group in optimizer.param_groups])
+
+    monkeypatch.setattr(on_shards, "AT_ONCE", 300)
+    model, one = net(), net()
+    mine, ones = (optim.AdamW(each.parameters(), lr=0.1) for each in (model, one))
+    step = flow.compile(model, loss_fn, mine, placement=flow.placement("cpu", range(1)))
+    mine.register_step_pre_hook(told)
+    for at in range(3):
+        same(step(*batch(at)), eager(one, loss_fn, ones, *batch(at)))
+    same_model(model, one)
+    assert runs == [[8 * 7 * 4 + 8 * 7, 8 * 3 * 7 + 8 * 3]] * 3
+
+
 def trained(graph: bool) -> tuple[nn.Module, optim.Optimizer, Callable[[], Any]]:
     """Two layers that have trained a step in a graph, or plain, and what trains another."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import sbpflow as flow
 from sbpflow import S
+from sbpflow.nn.model.recompute.kept_ops import kept_ops
 from sbpflow.nn.model.recompute.replay import Contexts
 from sbpflow.placement import Placement
 from sbpflow.placement.errors import PlacementError, SbpError
@@ -112,6 +113,10 @@ def keeping(model: Net) -> None:
     flow.nn.recompute(list(model.layers), keep=["mm", "attention"])
 
 
+def seconds(model: Net) -> None:
+    flow.nn.recompute(list(model.layers), keep=["attention", "every second mm"])
+
+
 def cores(model: Net) -> None:
     flow.nn.recompute([layer.attention for layer in model.layers], only="attention")
 
@@ -122,7 +127,7 @@ def nested(model: Net) -> None:
     cores(model)
 
 
-WAYS = [whole_blocks, keeping, cores, nested]
+WAYS = [whole_blocks, keeping, seconds, cores, nested]
 
 
 @pytest.mark.sampled(2)
@@ -155,7 +160,7 @@ def test_in_a_graph(say: Callable[[Net], None], where: Placement) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("say", [keeping, cores])
+@pytest.mark.parametrize("say", [keeping, seconds, cores])
 def test_in_a_pipeline(say: Callable[[Net], None]) -> None:
     def run(say: Callable[[Net], None] | None) -> dict[str, Tensor]:
         model = Net(4).double()
@@ -201,6 +206,15 @@ def test_what_is_kept_is_no_part_of_it() -> None:
     left = {op for op, _ in regions(model, values())}
     assert not {"gelu", "layer_norm"} & left
     assert "linear" in left
+
+
+def test_every_second_of_a_kind_is_kept_from_the_first_on() -> None:
+    model = Net(layers=1, fused=True).double()
+    seconds(model)
+    assert [op for op, _ in regions(model, values())].count("linear") == 3  # k, out and down: every second of six
+    keeps = kept_ops(["gelu", "every second mm"]).counted()
+    names = ["mm", "gelu", "addmm", "relu", "sbpflow::product_of_8_bits", "mm"]
+    assert [keeps(name) for name in names] == [True, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["written out", "fused"])
@@ -429,7 +443,7 @@ def test_on_real_ranks(ranks4: Ranks) -> None:
 
 def test_a_buffer_that_is_replaced_is_seen_though_the_last_lies_where_the_first_was() -> None:
     model = Counting()
-    first, kept = id(model.seen), Contexts(model, frozenset())
+    first, kept = id(model.seen), Contexts(model, kept_ops(()))
 
     def run() -> None:
         with kept.watched():

@@ -173,8 +173,8 @@ def test_no_choice_is_more_than_three_percent_better() -> None:
     ids=str,
 )
 def test_estimates_are_near_what_the_same_plan_takes(at: Degrees) -> None:
-    """They set the order alone: of layers as small as these a fifth of seconds, and of bytes as much as gradients that
-    are not yet added up."""
+    """They set the order alone: of layers as small as these a fifth of seconds, and of bytes as much as what a plan
+    has in pieces over `data`, which figures of one rank of `data` do not show."""
     layers = 8
     model, tokens = made(layers)
     with priced_by("h100x8*1"):
@@ -188,7 +188,7 @@ def test_estimates_are_near_what_the_same_plan_takes(at: Degrees) -> None:
 
 
 def figures(seconds: float) -> LayerFigures:
-    return LayerFigures(seconds, seconds, seconds, 0.0, 0.0, 0.0, 1, 1, 2, 3, 0, 1)
+    return LayerFigures(seconds, seconds, seconds, 0.0, 0.0, 0.0, 1, 1, 2, 0, 3, 0, 0, 1)
 
 
 def test_the_last_stage_has_fewer_layers_where_the_head_takes_as_long_as_some() -> None:
@@ -316,7 +316,7 @@ def test_layers_in_two_lists_have_estimates(at: Degrees) -> None:
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
     assert tried.checked is not None, tried.why
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.2)
-    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.08)
 
 
 class Experts(nn.Module):
@@ -363,7 +363,7 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
-    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.08)
 
 
 def test_experts_are_cut_by_tensor_beside_an_axis_of_their_own() -> None:
@@ -401,7 +401,7 @@ def test_words_may_be_shared_where_there_are_many() -> None:
     assert tried.checked is not None, tried.why
     assert "inside layers.* use ring over context" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
-    assert known.memory == pytest.approx(tried.checked.memory, rel=0.45)
+    assert known.memory == pytest.approx(tried.checked.memory, rel=0.08)
 
 
 def interrupted(at: str) -> Callable[[str], None]:
