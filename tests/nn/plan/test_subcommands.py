@@ -126,7 +126,7 @@ def test_what_cannot_be_says_what_to_write(
 def test_an_op_that_torch_refuses_is_told_without_a_traceback_and_names_the_model(
     words: tuple[str, ...], where: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No line is the user's where torch's own module is the model: runpy's, or that of the script `sbpflow`, is none."""
+    """No line is the user's where torch's own module is the model: that of runpy is none."""
     Path("narrow.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(4, 4), torch.empty(8, 5)\n")
     assert main(words) == 2
     said = capsys.readouterr().err
