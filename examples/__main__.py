@@ -32,17 +32,16 @@ def main(words: Sequence[str]) -> int:
     elif name in ("", "-h", "--help"):
         print(_listed())
     else:
-        near = get_close_matches(name, ["copy", *PROGRAMS, *PLANS], 1)
-        said = (
-            "write copy FOLDER"
-            if name == "copy"
-            else f"did you mean {near[0]!r}?"
-            if near
-            else "without a name it lists them"
-        )
-        print(f"no example is called {name!r}\n  {said}", file=sys.stderr)
+        print(f"no example is called {name!r}\n  {_instead(name)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _instead(name: str) -> str:
+    near = get_close_matches(name, [*PROGRAMS, *PLANS], 1)
+    if name == "copy":
+        return "write copy FOLDER"
+    return f"did you mean {near[0]!r}?" if near else "without a name it lists them"
 
 
 def _listed() -> str:
