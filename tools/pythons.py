@@ -30,7 +30,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
 x = torch.ones(6, 4)
 alone = model(x).square().mean().item()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 plan = "grid cpu (pipe=2)\\nplace 0 at pipe=0\\nplace [1:] at pipe=1\\n2 micro-batches"
 step = flow.compile(model, lambda model, x: model(x).square().mean(), optimizer, plan=plan)
 first, second = step(x).item(), step(x).item()

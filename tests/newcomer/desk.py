@@ -20,12 +20,12 @@ class Page:
     name: str
 
     def blocks(self, kind: str, *, under: str = "") -> list[str]:
-        """The blocks of a language in order; those of one section if it is named by its heading."""
+        """The blocks of a language in order; those of one section if it is named by its heading, of two or more #."""
         text = (DOCS / self.name).read_text(encoding="utf-8")
         if under:
             level = re.search(rf"^(#+) {re.escape(under)}$", text, re.MULTILINE)
             assert level, f"{self.name} has no section {under!r}"
-            text = re.split(rf"^#{{1,{len(level[1])}}} ", text[level.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+            text = re.split(rf"^#{{2,{len(level[1])}}} ", text[level.end() :], maxsplit=1, flags=re.MULTILINE)[0]
         return [block for language, block in BLOCK.findall(text) if language == kind]
 
     def block(self, kind: str, words: str) -> str:
