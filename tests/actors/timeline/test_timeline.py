@@ -200,8 +200,8 @@ def test_a_stage_that_has_nearly_all_of_the_work_is_named_though_it_was_simulate
     costs = [COSTS, Costs(0.1, 0.1, 0.1, bytes=1 << 20), COSTS, COSTS]
     net = network_of(published("1f1b"), published("1f1b").shape(4, 8), costs)
     cut = "another cut of the layers, as the slowest stage sets the pace of all"
-    for time in (None, slow_stage(net, 3, 1.5)):
-        said = timeline(net, time).summary()
+    for times in (None, slow_stage(net, 3, 1.5)):
+        said = timeline(net, times).summary()
         assert "try: rank 1 works for 9" in said
         assert cut in said
     assert cut not in timeline(network()).summary()
