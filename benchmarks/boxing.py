@@ -170,7 +170,7 @@ def ways(move: str, side: int, me: int, ranks: int) -> dict[str, Way]:
     assert torch.equal(flow.boxing.gather(out, dst), whole), move
 
     table: dict[str, Way] = {"box": lambda: flow.box(shards, src, dst)}
-    route, group = flow.boxing.plan(src, dst).route, dist.group.WORLD
+    route, group = flow.boxing.between(src, dst).route, dist.group.WORLD
     assert group is not None
     table["hand"] = hand = by_hand(move, route, shards[0], me, ranks, group)
     assert torch.equal(hand(), out[0]), f"{move} by hand"

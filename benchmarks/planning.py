@@ -1,7 +1,7 @@
 """How long planning takes, how far the bytes of plans are from the lower bound, and what search gains on two levels.
 
     python benchmarks/planning.py [--quick] [--write]
-    python benchmarks/planning.py --models [--write]       what flow.plan takes for models of transformers
+    python benchmarks/planning.py --models [--write]       what flow.find_plan takes for models of transformers
     python benchmarks/planning.py --degrees [--write]      the same where it looks for all degrees
 
 One process and no wire: planning is pure. Pairs are of signatures, S(0), S(1), B or P on each axis, for a matrix.
@@ -13,6 +13,7 @@ import random
 import statistics
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count, pairwise, permutations, product
 from math import ceil, inf, prod
 from pathlib import Path
@@ -75,17 +76,18 @@ def planning_times(most: int) -> Iterator[str]:
             shape = (next(sides), 96)
             src, dst = flow.layout(p, a, shape), flow.layout(p, b, shape)
             start = thread_time()
-            plan = flow.boxing.plan(src, dst)
+            way = flow.boxing.between(src, dst)
             planned = thread_time()
-            plan.programs(p.flat[-1])
+            way.programs(p.flat[-1])
             cold.append((planned - start) * 1e3)
             programs.append((thread_time() - planned) * 1e3)
-            warm.append(min(timeit.repeat(lambda s=src, d=dst: flow.boxing.plan(s, d), number=20, repeat=3)) / 20 * 1e6)  # type: ignore[misc]
+            again = partial(flow.boxing.between, src, dst)
+            warm.append(min(timeit.repeat(again, number=20, repeat=3)) / 20 * 1e6)
         figures = (statistics.median(cold), percentile(cold, 99), max(cold), statistics.median(programs), max(programs))
         rows.append((name(grid), str(len(chosen)), *(f"{ms:.2f}" for ms in figures), f"{statistics.median(warm):.2f}"))
     yield (
-        "**Time of a plan.** Cold: each pair of a shape not seen before, then the program of the last rank, which is "
-        "made at the plan's first use; both in time on the core. Warm: the same `flow.boxing.plan(src, dst)` again."
+        "**Time of a boxing.** Cold: each pair of a shape not seen before, then the program of the last rank, which is "
+        "made at its first use; both in time on the core. Warm: the same `flow.boxing.between(src, dst)` again."
     )
     yield ""
     yield from aligned(rows)
@@ -122,7 +124,7 @@ def bytes_moved(most: int | None) -> Iterator[str]:
                 if flow.P in b:
                     continue
                 src, dst = flow.layout(p, a, shape), flow.layout(p, b, shape)
-                moved, bound = flow.boxing.plan(src, dst).bytes, flow.boxing.lower_bound(src, dst)
+                moved, bound = flow.boxing.between(src, dst).bytes, flow.boxing.lower_bound(src, dst)
                 whole.append(moved / bound if bound else inf if moved else 1.0)
                 if flow.P not in a:
                     plain.append(whole[-1])
@@ -181,7 +183,7 @@ def axis_by_axis(p: flow.Placement, a: tuple[Sbp, ...], b: tuple[Sbp, ...]) -> I
 
 
 def seconds(p: flow.Placement, a: tuple[Sbp, ...], b: tuple[Sbp, ...]) -> float:
-    return flow.boxing.plan(flow.layout(p, a, (96, 96)), flow.layout(p, b, (96, 96))).price.time
+    return flow.boxing.between(flow.layout(p, a, (96, 96)), flow.layout(p, b, (96, 96))).price.time
 
 
 def p95(values: Sequence[float]) -> float:

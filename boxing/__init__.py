@@ -1,7 +1,7 @@
-"""Moving tensors: price, route, plan and execution of every change of layout.
+"""Moving tensors: price, route and execution of every change of layout.
 
-plan         how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
-box          along a plan, with gradients; record: every move that happened; infer_layout, memory: of given pieces
+boxing       how a tensor gets from one layout to another: routes/ finds it, exchange/ runs it
+box          along it, with gradients; record: every move that happened; infer_layout, memory: of given pieces
 bundle       the messages of many tensors in few exchanges
 survivors    the rest of a tensor where ranks are lost
 reductions   addends on one rank; explanation: the value that every `explain` returns; figures: numbers in words; html:
@@ -19,13 +19,13 @@ from .box import box as box
 from .box import box_async as box_async
 from .box import gather as gather
 from .box import scatter as scatter
+from .boxing import Boxing as Boxing
+from .boxing import between as between
 from .exchange.slow_link import SlowLink as SlowLink
 from .exchange.slow_link import slow_link as slow_link
 from .explanation import Explanation as Explanation
 from .infer_layout import layout_of as layout_of
 from .picture import draw as _draw
-from .plan import BoxingPlan as BoxingPlan
-from .plan import plan as plan
 from .record import Moved as Moved
 from .record import Moves as Moves
 from .record import record as record
@@ -36,8 +36,8 @@ if not _TYPE_CHECKING:
     __getattr__ = _missing_of(__name__)
 
 __all__ = [
-    "Explanation", "Move", "Moved", "Moves", "Pending", "BoxingPlan", "SlowLink", "box_async", "close", "gather",
-    "layout_of", "lower_bound", "owned", "plan", "scatter", "slow_link",
+    "Boxing", "Explanation", "Move", "Moved", "Moves", "Pending", "SlowLink", "between", "box_async", "close", "gather",
+    "layout_of", "lower_bound", "owned", "scatter", "slow_link",
 ]  # fmt: skip
 
 _draw.install()

@@ -16,9 +16,9 @@ from ..placement.errors import DtypeError, ShapeError
 from ..placement.world import device, owned, world
 from ..sbp import B, Layout
 from ..sbp.state import State
+from .boxing import Boxing, between
 from .exchange.execute import Flight, land, run, steps, transport
 from .exchange.filled_rows import filled_steps
-from .plan import BoxingPlan, plan
 from .record import Asker, asker, note
 
 __all__ = ["Pending", "box", "box_async", "gather", "scatter"]
@@ -39,7 +39,7 @@ def box(
     >>> box([torch.ones(2), torch.zeros(1)], rows, terms)
     (tensor([1., 1., 0.]), tensor([0., 0., 0.]))
     """
-    way = plan(src, dst)
+    way = between(src, dst)
     _check(shards, way)
     note(op, way, by)
     if torch.is_grad_enabled() and any(shard.requires_grad for shard in shards):
@@ -92,7 +92,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: boo
 
     On a card all of it runs on the side stream for these, behind what the current stream has been given so far.
     """
-    way = plan(src, dst)
+    way = between(src, dst)
     _check(shards, way)
     if not filled:  # the bytes of filled rows are known behind the move
         note("box_async", way)
@@ -110,7 +110,7 @@ def box_async(shards: Sequence[Tensor], src: Layout, dst: Layout, *, filled: boo
 
 class _Box(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, way: BoxingPlan, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, way: Boxing, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.way, ctx.by = way, asker()
         out = run(way, shards) if way.moves else shards
         if _extremal(way.src):
@@ -179,7 +179,7 @@ def gather(shards: Sequence[Tensor], layout: Layout) -> Tensor:
     return box(shards, layout, layout.to(B), op="gather")[0]
 
 
-def _check(shards: Sequence[Tensor], way: BoxingPlan) -> None:
+def _check(shards: Sequence[Tensor], way: Boxing) -> None:
     """Refuse shards that are not what the layout says, and let waiting peers know."""
     here = way.expected
     if len(shards) == len(here):
@@ -195,7 +195,7 @@ def _check(shards: Sequence[Tensor], way: BoxingPlan) -> None:
         raise error
 
 
-def _misfit(shards: Sequence[Tensor], way: BoxingPlan) -> Exception | None:
+def _misfit(shards: Sequence[Tensor], way: Boxing) -> Exception | None:
     src = way.src
     ranks = owned(src.placement)
     if not ranks and len(shards) == 1 and not shards[0].numel():

@@ -25,7 +25,7 @@ from ..placement import Placement, default_cluster
 from ..placement.errors import SbpError
 from ..placement.links import Price
 from ..sbp import Layout
-from .plan import BoxingPlan, plan
+from .boxing import Boxing, between
 from .routes.moves import Move
 from .routes.program import PieceCut, RankProgram
 
@@ -63,24 +63,24 @@ class TensorShare(NamedTuple):
                 yield TensorPiece(self.number, (*box[:d], (box[d][0] + lo, box[d][1] + lo, hi - lo), *box[d + 1 :]))
 
 
-def refilling(src: Layout, dst: Layout) -> BoxingPlan:
-    """The plan by which shards that are there are filled from others: to the byte what ranks need and do not hold.
+def refilling(src: Layout, dst: Layout) -> Boxing:
+    """The boxing by which shards that are there are filled from others: to the byte what ranks need and do not hold.
 
     It is one exchange or, where ranks that are to hold the same rather fetch a piece each and gather, two, of which the
     second is between places in the shards to be filled.
     """
     known = src.memo.get(("refilling", dst))
     cluster = default_cluster(dst.placement)
-    if isinstance(known, BoxingPlan) and known.cluster is cluster:
+    if isinstance(known, Boxing) and known.cluster is cluster:
         return known
     if src.state.partial or dst.state.partial:
         raise SbpError(
             f"shards are filled from shards, and addends are none\n  from {src}\n  to   {dst}\n"
             "  add them up first: x.to_global(sbp=B)"
         )
-    made = BoxingPlan(src, dst, (Move("transfer", src, dst, (), Price(0.0, 0.0)),), cluster)
+    made = Boxing(src, dst, (Move("transfer", src, dst, (), Price(0.0, 0.0)),), cluster)
     if src.placement is not dst.placement and not {*src.placement.flat} & {*dst.placement.flat}:
-        other = plan(src, dst)
+        other = between(src, dst)
         first, *rest = (move.kind for move in other.moves)
         gathers = first == "transfer" and rest and all(kind == "all_gather" for kind in rest)
         if gathers and len(rest) == 1 and _shifts(other.moves[0].dst, dst) and other.total <= made.total:
@@ -109,7 +109,7 @@ def _shifted(boxes: Sequence[PieceCut], by: tuple[int, ...], *, read: bool) -> t
 
 
 @lru_cache(1 << 16)
-def stage_programs(way: BoxingPlan, rank: int) -> tuple[RankProgram | None, ...]:
+def stage_programs(way: Boxing, rank: int) -> tuple[RankProgram | None, ...]:
     """A rank's exchanges of one tensor. All write into shards to be filled; the first reads boxes of the source, the
     second boxes of these shards."""
     programs = [each[0] if each else None for each in way.programs(rank)]
@@ -133,12 +133,12 @@ def stage_programs(way: BoxingPlan, rank: int) -> tuple[RankProgram | None, ...]
 class TensorBundle:
     """Shares of tensors that go together, of one dtype, between two placements."""
 
-    plans: Sequence[BoxingPlan]  # the plans of all tensors, by their numbers
+    boxings: Sequence[Boxing]  # the boxings of all tensors, by their numbers
     shares: tuple[TensorShare, ...]
 
     @cached_property
-    def first(self) -> BoxingPlan:
-        return self.plans[self.shares[0].number]
+    def first(self) -> Boxing:
+        return self.boxings[self.shares[0].number]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -153,7 +153,7 @@ class TensorBundle:
     @cached_property
     def fingerprint(self) -> int:
         """A number that two ranks share only if they send the same, for tags and for the ledger."""
-        named = [(self.plans[one.number].fingerprint, one.at, one.of) for one in self.shares]
+        named = [(self.boxings[one.number].fingerprint, one.at, one.of) for one in self.shares]
         return crc32(repr(named).encode())
 
     @cached_property
@@ -165,12 +165,12 @@ class TensorBundle:
     @cached_property
     def sends(self) -> bool:
         """Whether anything goes from rank to rank."""
-        return any(self.plans[share.number].total for share in self.shares)
+        return any(self.boxings[share.number].total for share in self.shares)
 
     def kept(self, rank: int) -> Iterator[TensorPiece]:
         """The pieces that a rank has of its own for what it is to fill."""
         for share in self.shares:
-            program = stage_programs(self.plans[share.number], rank)[0]
+            program = stage_programs(self.boxings[share.number], rank)[0]
             if program is not None:
                 yield from share.cut(program.keep)
 
@@ -178,30 +178,30 @@ class TensorBundle:
         """The pieces that a rank sends to each peer in an exchange, or receives from it, in order."""
         found: dict[int, list[TensorPiece]] = {}
         for share in self.shares:
-            program = stage_programs(self.plans[share.number], rank)[stage]
+            program = stage_programs(self.boxings[share.number], rank)[stage]
             for peer, boxes, _ in () if program is None else program.sends if out else program.receives:
                 found.setdefault(peer, []).extend(share.cut(boxes))
         return {peer: found[peer] for peer in sorted(found) if found[peer]}
 
 
-def bundled(plans: Sequence[BoxingPlan], limit: int) -> list[TensorBundle]:
+def bundled(boxings: Sequence[Boxing], limit: int) -> list[TensorBundle]:
     """The bundles of these tensors, in order, with at most `limit` bytes for what a rank sends and receives in one."""
     open_: dict[tuple[Placement, Placement, torch.dtype, int], tuple[list[TensorShare], Counter[int]]] = {}
     done: list[TensorBundle] = []
-    for number, way in enumerate(plans):
+    for number, way in enumerate(boxings):
         key = way.src.placement, way.dst.placement, way.src.dtype, len(way.moves)
         for share, load in _shares(number, way, limit):
             shares, held = open_.get(key, ([], Counter[int]()))
             if shares and any(held[rank] + size > limit for rank, size in load.items()):
-                done.append(TensorBundle(plans, tuple(shares)))
+                done.append(TensorBundle(boxings, tuple(shares)))
                 shares, held = [], Counter[int]()
             shares.append(share)
             held.update(load)
             open_[key] = shares, held
-    return [*done, *(TensorBundle(plans, tuple(shares)) for shares, _ in open_.values())]
+    return [*done, *(TensorBundle(boxings, tuple(shares)) for shares, _ in open_.values())]
 
 
-def _shares(number: int, way: BoxingPlan, limit: int) -> Iterator[tuple[TensorShare, Counter[int]]]:
+def _shares(number: int, way: Boxing, limit: int) -> Iterator[tuple[TensorShare, Counter[int]]]:
     """The tensor in as few shares as are small enough, with the bytes that each makes a rank send and receive."""
     of = max(1, ceil(max(_load(way, TensorShare(number)).values(), default=0) / limit))
     longest = max(way.src.shape, default=1)
@@ -214,7 +214,7 @@ def _shares(number: int, way: BoxingPlan, limit: int) -> Iterator[tuple[TensorSh
         of += 1
 
 
-def _load(way: BoxingPlan, share: TensorShare) -> Counter[int]:
+def _load(way: Boxing, share: TensorShare) -> Counter[int]:
     found = Counter[int]()
     for rank in way.ranks:
         programs = [program for program in stage_programs(way, rank) if program is not None]

@@ -17,10 +17,10 @@ from ..placement.world import world
 from ..sbp import B, Layout, P, S, Sbp, layout
 from ..sbp.trial import one_thread
 from .box import box
+from .boxing import Boxing, between
 from .exchange.execute import transport
-from .picture.draw import axis_graph, picture, plan_graph
+from .picture.draw import axis_graph, boxing_graph, picture
 from .picture.matrix import moves_matrix
-from .plan import BoxingPlan, plan
 from .routes.bound import lower_bound
 
 __all__ = ["DemoMove", "demo", "shards_of", "trial", "whole_of"]
@@ -33,7 +33,7 @@ REPEATS = 3
 class DemoMove(NamedTuple):
     """One move that was made: whether every value came out right, bytes that left any rank, seconds in this process."""
 
-    plan: BoxingPlan
+    boxing: Boxing
     bound: float
     right: bool
     sent: int
@@ -42,7 +42,7 @@ class DemoMove(NamedTuple):
     @property
     def ratio(self) -> float:
         """Bytes over the bound; 1 where both are 0."""
-        return self.plan.bytes / self.bound if self.bound else float("inf") if self.plan.bytes else 1.0
+        return self.boxing.bytes / self.bound if self.bound else float("inf") if self.boxing.bytes else 1.0
 
 
 def demo(out: Path, *, as_json: bool = False) -> None:
@@ -54,28 +54,28 @@ def demo(out: Path, *, as_json: bool = False) -> None:
     print(about, file=sys.stderr if as_json else sys.stdout)
     start = time.perf_counter()
     with one_thread():
-        trials = [trial(way) for way in every_plan(p, SHAPE)]
-        uneven = [trial(way) for way in every_plan(p, UNEVEN)]
+        trials = [trial(way) for way in every_boxing(p, SHAPE)]
+        uneven = [trial(way) for way in every_boxing(p, UNEVEN)]
     took = time.perf_counter() - start
     if as_json:
-        moves = [{**one._asdict(), "plan": str(one.plan), "bytes": one.plan.bytes} for one in (*trials, *uneven)]
+        moves = [{**one._asdict(), "boxing": str(one.boxing), "bytes": one.boxing.bytes} for one in (*trials, *uneven)]
         print(json.dumps({"moves": moves, "seconds": took, "pictures": list(draw(trials, p, out))}, indent=1))
     else:
         print(f"{table(trials)}\n\n{summary(trials, uneven)}\n{took:.1f} s; pictures:", flush=True)
         for line in draw(trials, p, out):
             print(f"  {line}")
-    wrong = [one.plan for one in (*trials, *uneven) if not one.right]
+    wrong = [one.boxing for one in (*trials, *uneven) if not one.right]
     if wrong:
         raise SbpflowError(f"{len(wrong)} moves gave wrong values\n  the first is {wrong[0]}")
 
 
-def every_plan(p: Placement, shape: tuple[int, ...]) -> list[BoxingPlan]:
-    """The plans of all pairs of signatures, source by source."""
+def every_boxing(p: Placement, shape: tuple[int, ...]) -> list[Boxing]:
+    """The boxings of all pairs of signatures, source by source."""
     known = [layout(p, sbp, shape) for sbp in product(KINDS, repeat=p.ndim)]
-    return [plan(src, dst) for src, dst in product(known, known)]
+    return [between(src, dst) for src, dst in product(known, known)]
 
 
-def trial(way: BoxingPlan) -> DemoMove:
+def trial(way: Boxing) -> DemoMove:
     """Make the move on random whole numbers, which float32 adds exactly in any order."""
     random = torch.Generator().manual_seed(0)
     whole = torch.randint(-8, 8, way.src.shape, generator=random, device="cpu").to(way.src.dtype)
@@ -123,8 +123,8 @@ def table(trials: Sequence[DemoMove]) -> str:
     """A block of lines for each source, no line over 100 characters."""
     lines: list[str] = []
     for k, one in enumerate(trials):
-        way = one.plan
-        if not k or way.src is not trials[k - 1].plan.src:
+        way = one.boxing
+        if not k or way.src is not trials[k - 1].boxing.src:
             head = _row(f"{way.src.lie} ->", "route", "KiB/rank", "bound", "ratio", "us priced", "here")
             lines += ["", head] if lines else [head]
         ratio = f"{one.ratio:.2f}" if way.bytes else "free"
@@ -141,16 +141,16 @@ def _row(to: str, route: str, *cells: str) -> str:
 def summary(trials: Sequence[DemoMove], uneven: Sequence[DemoMove]) -> str:
     """The table in a few lines."""
     right, odd = sum(one.right for one in trials), sum(one.right for one in uneven)
-    plain = [one for one in trials if not one.plan.dst.state.partial]
+    plain = [one for one in trials if not one.boxing.dst.state.partial]
     free = [one for one in trials if not one.bound]
-    as_planned = sum(one.sent == one.plan.total for one in trials)
+    as_planned = sum(one.sent == one.boxing.total for one in trials)
     lines = (
         f"{len(trials)} pairs: {right} values right; {odd} of {len(uneven)} with uneven and empty shards, {UNEVEN}",
         f"at the lower bound of bytes: {_ratios(trials)}",
         f"without P in the target: {_ratios(plain)}",
         f"free: {len(free)} pairs, which sent {sum(one.sent for one in free)} bytes;"
-        f" {as_planned} of {len(trials)} sent what their plan said, to the byte",
-        f"priced: by the cluster {trials[0].plan.cluster.name!r}, each rank a process; here: in this one process",
+        f" {as_planned} of {len(trials)} sent what their boxing said, to the byte",
+        f"priced: by the cluster {trials[0].boxing.cluster.name!r}, each rank a process; here: in this one process",
     )
     return "\n".join(lines)
 
@@ -166,12 +166,12 @@ def draw(trials: Sequence[DemoMove], p: Placement, out: Path) -> Iterator[str]:
     out.mkdir(parents=True, exist_ok=True)
     title = f"Every move between two signatures: float32 {SHAPE} on {p}"
     matrix = out / "moves.svg"
-    matrix.write_text(moves_matrix([one.plan for one in trials], title), encoding="utf-8")
+    matrix.write_text(moves_matrix([one.boxing for one in trials], title), encoding="utf-8")
     yield f"{matrix}: the table above"
-    most = max((one.plan for one in trials), key=lambda way: (len(way.moves), way.price.time))
+    most = max((one.boxing for one in trials), key=lambda way: (len(way.moves), way.price.time))
     graphs = {
-        "axis.svg": (axis_graph(p.reshape((p.size,)), SHAPE, plan), "the moves on a placement of one axis"),
-        "plan.svg": (plan_graph(most), f"who holds what on the way {most.src.lie} -> {most.dst.lie}"),
+        "axis.svg": (axis_graph(p.reshape((p.size,)), SHAPE, between), "the moves on a placement of one axis"),
+        "boxing.svg": (boxing_graph(most), f"who holds what on the way {most.src.lie} -> {most.dst.lie}"),
     }
     for name, (text, about) in graphs.items():
         try:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..placement.errors import SbpError
 from ..sbp import Layout
+from .boxing import Boxing, between
 from .kept import KeptErrors
-from .plan import BoxingPlan, plan
 
-__all__ = ["EncodedHops", "EncodedSums", "Encoding", "FilledRows", "MoveEncoder", "ShardsHere", "encoded_plans"]
+__all__ = ["EncodedHops", "EncodedSums", "Encoding", "FilledRows", "MoveEncoder", "ShardsHere", "encoded_boxings"]
 
 ShardsHere: TypeAlias = tuple[Tensor, ...]
 
@@ -32,8 +32,8 @@ class EncodedSums(Protocol):
     """The sums of one bucket, encoded alike: made by `now`, or begun by `start`."""
 
     @property
-    def plans(self) -> tuple[BoxingPlan, ...]:
-        """The plans of what is sent, in the long run."""
+    def boxings(self) -> tuple[Boxing, ...]:
+        """The boxings of what is sent, in the long run."""
 
     @property
     def ends(self) -> tuple[tuple[Layout, Layout], ...]:
@@ -85,13 +85,13 @@ class MoveEncoder:
         """Whether a value can be encoded by itself, such as one that hops from stage to stage."""
         return True
 
-    def expected(self, src: Layout, dst: Layout) -> BoxingPlan | None:
-        """The plan of a move of values as they are, in bytes known only as it runs; None for other encoders."""
+    def expected(self, src: Layout, dst: Layout) -> Boxing | None:
+        """The boxing of a move of values as they are, in bytes known only as it runs; None for other encoders."""
         return None
 
-    def hop_plan(self, src: Layout, dst: Layout) -> BoxingPlan:
-        """The plan of a hop's encoded bytes, or of the values expected to go where it sends values."""
-        return self.expected(src, dst) or plan(*self.hop(src, dst).code)
+    def hop_boxing(self, src: Layout, dst: Layout) -> Boxing:
+        """The boxing of a hop's encoded bytes, or of the values expected to go where it sends values."""
+        return self.expected(src, dst) or between(*self.hop(src, dst).code)
 
     def check(self, dtype: torch.dtype, of: str) -> None:
         """Refuse a tensor that has no form in fewer bytes."""
@@ -171,9 +171,9 @@ class Encoding:
     name: str = ""
 
 
-def encoded_plans(pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> tuple[BoxingPlan, ...]:
-    """The plans of what an encoded bucket sends."""
-    return encodings[0].encoder.sums(pairs, encodings).plans
+def encoded_boxings(pairs: Sequence[tuple[Layout, Layout]], encodings: Sequence[Encoding]) -> tuple[Boxing, ...]:
+    """The boxings of what an encoded bucket sends."""
+    return encodings[0].encoder.sums(pairs, encodings).boxings
 
 
 @dataclass(frozen=True)
@@ -192,11 +192,11 @@ class FilledRows(MoveEncoder):
         if not 0 < self.share <= 1:
             raise SbpError(f"filled(share={self.share!r})\n  give it the part of the rows that is expected to be sent")
 
-    def expected(self, src: Layout, dst: Layout) -> BoxingPlan:
-        """The plan of as many bytes as are expected to go; each rank's own sizes are those of the run."""
+    def expected(self, src: Layout, dst: Layout) -> Boxing:
+        """The boxing of as many bytes as are expected to go; each rank's own sizes are those of the run."""
         *lead, width = src.shape
         shape = (*lead, ceil(width * self.share))
-        return plan(*(Layout(of.placement, of.state, shape, of.dtype) for of in (src, dst)))
+        return between(*(Layout(of.placement, of.state, shape, of.dtype) for of in (src, dst)))
 
     def check(self, dtype: torch.dtype, of: str) -> NoReturn:
         raise SbpError(

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..placement.errors import ASKED, is_ours, user_line
+from ..placement.moved import MovedName
+from .boxing import Boxing
 from .figures import user_path, volume
 from .html import paragraph, table
-from .plan import BoxingPlan
 
 __all__ = ["Asker", "Moved", "Moves", "asked", "asker", "following", "note", "record", "is_ours", "user_line"]
 
@@ -43,20 +44,23 @@ class Moved:
     """
 
     op: str
-    plan: BoxingPlan
+    boxing: Boxing
     line: str
     layer: str = ""
 
+    if not TYPE_CHECKING:
+        plan = MovedName("sbpflow.boxing.record.Moved.plan")
+
     @property
     def route(self) -> str:
-        return self.plan.route
+        return self.boxing.route
 
     @property
     def bytes(self) -> int:
-        return self.plan.bytes
+        return self.boxing.bytes
 
     def __str__(self) -> str:
-        src, dst = self.plan.src, self.plan.dst
+        src, dst = self.boxing.src, self.boxing.dst
         there = "" if src.placement is dst.placement else f" on {dst.placement}"
         layer = f" in {self.layer}" if self.layer else ""
         return f"{self.op}  {src.lie} -> {dst.lie}{there}  {self.route}  {self.bytes} bytes  {self.line}{layer}"
@@ -73,12 +77,12 @@ class Moves(list[Moved]):
     def __str__(self) -> str:
         if not self:
             return "nothing moved"
-        sent = sum(move.plan.total for move in self)
+        sent = sum(move.boxing.total for move in self)
         return "\n".join([*map(str, self), f"{len(self)} moves: {self.bytes} bytes to a rank, {sent} sent in all"])
 
     def _repr_html_(self) -> str:
         rows = [
-            (move.op, f"{move.plan.src.lie} -> {move.plan.dst.lie}", move.route, volume(move.bytes), move.layer,
+            (move.op, f"{move.boxing.src.lie} -> {move.boxing.dst.lie}", move.route, volume(move.bytes), move.layer,
              user_path(move.line))
             for move in self
         ]  # fmt: skip
@@ -161,9 +165,9 @@ def asker() -> Asker | None:
     return Asker(user_line(), _layer()) if _open else None
 
 
-def note(op: str, plan: BoxingPlan, by: Asker | None = None) -> None:
+def note(op: str, boxing: Boxing, by: Asker | None = None) -> None:
     """Tell the open records of a boxing; `by` is its asker, if that is not the caller."""
     if _open:
-        moved = Moved(op, plan, *(by or Asker(user_line(), _layer())))
+        moved = Moved(op, boxing, *(by or Asker(user_line(), _layer())))
         for moves in _open:
             moves.append(moved)

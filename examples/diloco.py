@@ -38,7 +38,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def sent(moves: flow.boxing.Moves) -> int:
-    return sum(move.plan.total for move in moves) // GRID.size
+    return sum(move.boxing.total for move in moves) // GRID.size
 
 
 class Apart:

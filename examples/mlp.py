@@ -59,7 +59,7 @@ def main() -> None:
         print(f"\none step sent {moves.bytes} bytes to each rank, the gradients of the weights:")
         for move in moves:
             if move.bytes:
-                print(f"  {move.op}: {tuple(move.plan.src.shape)} {move.plan}")
+                print(f"  {move.op}: {tuple(move.boxing.src.shape)} {move.boxing}")
         print(f"\nthe two arms, as the model sees them:\n{picture}")
 
 

@@ -84,7 +84,7 @@ def main() -> None:
             hours = torch.randint(HOURS, (64, 2), generator=torch.Generator().manual_seed(epoch * STEPS + at))
             with flow.record() as moves:
                 loss = step(hours).item()
-            sent += sum(move.plan.total for move in moves if move.op.startswith("moved"))
+            sent += sum(move.boxing.total for move in moves if move.op.startswith("moved"))
             if "--check" in sys.argv:
                 wanted = loss_fn(alone, hours)
                 wanted.backward()  # type: ignore[no-untyped-call]

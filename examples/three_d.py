@@ -79,7 +79,7 @@ def main() -> None:
     for name, weight in model.blocks[0].named_parameters():
         assert isinstance(weight, flow.GlobalTensor)
         print(f"  {name:12} {tuple(weight.shape)!s:10} {weight.sbp!s:10} {weight.layout_.local_shape(0)}")
-    kinds = Counter(kind for m in moves if m.bytes for kind in re.findall(r"\w+ over \w+", str(m.plan)))
+    kinds = Counter(kind for m in moves if m.bytes for kind in re.findall(r"\w+ over \w+", str(m.boxing)))
     print("\non its stages a step took " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) + "\n")
     for year, month in ((1969, 7), (1989, 11), (2026, 1)):
         print(f"{date(year, month, 1):%B %Y} began on a {DAYS[days[(year - YEARS[0]) * 12 + month - 1]]}")

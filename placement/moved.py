@@ -24,8 +24,15 @@ MOVED: Mapping[str, str] = {
             *("randperm", "tensor", "zeros", "zeros_like"),
         )
     },
+    "sbpflow.plan": "flow.find_plan",
     "sbpflow.nn.Graph.step": "planned",
-    "sbpflow.boxing.Plan": "flow.boxing.BoxingPlan",
+    "sbpflow.nn.Graph.plan": "plan_for(*arguments)",
+    "sbpflow.nn.ParameterServer.plan": "course_of(rounds)",
+    "sbpflow.boxing.record.Moved.plan": "boxing",
+    "sbpflow.boxing.graph.move_table.MoveRow.plan": "boxing",
+    "sbpflow.boxing.Plan": "flow.boxing.Boxing",
+    "sbpflow.boxing.BoxingPlan": "flow.boxing.Boxing",
+    "sbpflow.boxing.plan": "flow.boxing.between",
     "sbpflow.actors.pipeline": "flow.actors.network_of",
     "sbpflow.actors.Run": "flow.actors.Simulation",
     "sbpflow.actors.Preview.write": "draw(path)",
@@ -38,7 +45,7 @@ def missing_of(module: str) -> Callable[[str], NoReturn]:
 
     >>> missing_of("sbpflow.boxing")("Plan")
     Traceback (most recent call last):
-    AttributeError: module 'sbpflow.boxing' has no attribute 'Plan': it is flow.boxing.BoxingPlan now
+    AttributeError: module 'sbpflow.boxing' has no attribute 'Plan': it is flow.boxing.Boxing now
     """
 
     def missing(name: str) -> NoReturn:

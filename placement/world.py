@@ -305,7 +305,7 @@ def device(placement: Placement, rank: int) -> torch.device:
         host = type(placement)("cpu", placement.flat, placement.shape, placement.names)
         raise PlacementError(
             f"{placement!r} needs {kind.title}, which torch does not find here\n"
-            f"  asked for at {user_line()}; a step on it can be planned without, as by graph.plan(...)\n"
+            f"  asked for at {user_line()}; a step on it can be planned without, as by graph.plan_for(...)\n"
             f"  to run it here, use {host!r}; python -m sbpflow doctor tells what is missing"
         )
     return kind.device(rank if world().rank is None else None)

@@ -19,7 +19,7 @@ from .nn.islands.client import island
 from .nn.plan.compiled import compile
 from .nn.plan.plan import Plan
 from .nn.plan.prediction import Prediction, predict
-from .nn.plan.search.planner import plan
+from .nn.plan.search.planner import find_plan
 from .nn.plan.training import Failures
 from .nn.refit.addends import addends
 from .nn.refit.refit import refit
@@ -120,6 +120,7 @@ __all__ = [
     "explain",
     "explicit",
     "eye",
+    "find_plan",
     "from_dtensor",
     "from_local",
     "full",
@@ -137,7 +138,6 @@ __all__ = [
     "ones",
     "ones_like",
     "placement",
-    "plan",
     "predict",
     "rand",
     "rand_like",

@@ -166,7 +166,7 @@ def test_what_adapters_cost_is_as_counted() -> None:
     step(IDS)
     with flow.record() as moves:
         step(IDS)
-    assert sum(move.plan.total for move in moves) == sum(row.total * row.count for row in step.explain().moves)
+    assert sum(move.boxing.total for move in moves) == sum(row.total * row.count for row in step.explain().moves)
     mine_bytes = sum(x.numel() * 8 for x in trained(mine))
     on_all = mine_bytes + sum(x.nbytes for x in mine.buffers())
     base = [x for x in mine.parameters() if not x.requires_grad]

@@ -65,7 +65,7 @@ def test_a_prediction_shows_figures_and_parts() -> None:
 
 def test_a_search_shows_the_plan_and_what_was_tried() -> None:
     batch = torch.empty(4, 8, device="meta")
-    found = flow.plan(model(), batch, plan="grid (data=2)", cluster="flat", loss_fn=loss_fn)
+    found = flow.find_plan(model(), batch, plan="grid (data=2)", cluster="flat", loss_fn=loss_fn)
     shown = parsed(found)
     assert "found: " in shown
     assert all(one.why in shown for one in found.runners_up)
@@ -87,7 +87,7 @@ def test_a_record_shows_each_move() -> None:
 
 def test_a_boxing_plan_shows_its_moves() -> None:
     place = flow.placement("cpu", range(4))
-    shown = parsed(flow.boxing.plan(flow.layout(place, "P", (8, 8)), flow.layout(place, "S(1)", (8, 8))))
+    shown = parsed(flow.boxing.between(flow.layout(place, "P", (8, 8)), flow.layout(place, "S(1)", (8, 8))))
     assert "reduce_scatter over 0" in shown
     assert "192 B" in shown
 

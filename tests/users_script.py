@@ -59,8 +59,8 @@ step = flow.compile(model, loss_fn, optimizer)
 assert_type(step.model, Net)
 loss = step(torch.ones(4, 4))
 assert_type(loss, flow.GlobalTensor)
-print(loss.full_tensor().item(), step.plan(torch.ones(4, 4))(torch.ones(4, 4)).placement, step.explain().compute)
-several = flow.compile(model, losses, [optimizer], micro_batches=2).plan(x)
+print(loss.full_tensor().item(), step.plan_for(torch.ones(4, 4))(torch.ones(4, 4)).placement, step.explain().compute)
+several = flow.compile(model, losses, [optimizer], micro_batches=2).plan_for(x)
 assert_type(several(x), Losses)
 assert_type(several(x, weight=1.0).loss, Tensor)
 named = flow.compile(model, by_name, clip_grad_norm=1.0)
@@ -69,7 +69,7 @@ flow.compile(model, lambda model, x: model(x).sum(), optimizer)(x).full_tensor()
 assert_type(
     flow.compile(model, None, None, backend="auto")(x), Any
 )  # as torch has it of `model(x)`, whose hooks may return anything
-training = Training(model).plan(x)
+training = Training(model).plan_for(x)
 assert_type(training, Training)
 assert_type(training(x), Any)  # what `build` of a subclass takes and returns, its `__call__` cannot say
 

@@ -105,7 +105,7 @@ def found(model: Model) -> str:
             warnings.simplefilter("ignore")
             made, batch = model.made(), model.given()
             optimizer = torch.optim.AdamW(made.parameters(), 1e-4)
-            told = [str(flow.plan(made, batch, loss_fn=loss_of, optimizer=optimizer))]
+            told = [str(flow.find_plan(made, batch, loss_fn=loss_of, optimizer=optimizer))]
     dist.broadcast_object_list(told)
     text: str = told[0]
     return text

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import torch.distributed as dist
 
+from sbpflow.boxing.boxing import Boxing
 from sbpflow.boxing.exchange import collectives, execute
 from sbpflow.boxing.exchange.transport import Arrived, Errand, Exchange, Given, Posting, Sent, Turn
-from sbpflow.boxing.plan import BoxingPlan
 from sbpflow.sbp.signature import Reduction
 
 __all__ = ["RANKS", "Times", "aligned", "alone", "timed"]
@@ -47,7 +47,7 @@ class Alone:
     def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrived:
         return self._done(jobs[0], reduction, collectives.all_reduce)
 
-    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
+    def refuse(self, plan: Boxing, error: Exception) -> None:
         raise error
 
     def _done(self, job: Errand, reduction: Reduction, post: Callable[[Sent, Exchange], Posting]) -> Arrived:

@@ -88,7 +88,7 @@ def _found(model: str, cluster: str, limit: int) -> tuple[str, ...]:
         words = torch.zeros(64, 1024, dtype=torch.long)
     start, wall = time.process_time(), time.perf_counter()
     batch = {"input_ids": words, "labels": words.clone()}
-    found = flow.plan(made, batch, cluster=cluster, memory=limit * 2.0**30 or None)
+    found = flow.find_plan(made, batch, cluster=cluster, memory=limit * 2.0**30 or None)
     spent, passed = time.process_time() - start, time.perf_counter() - wall
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     solution = found.checked.report.solution
@@ -160,13 +160,13 @@ def _found_degrees(name: str, cards: int, samples: int) -> tuple[str, ...]:
     model, batch, loss = _model(name, samples)
     cluster = f"h100x8*{cards // 8}"
     start, wall = time.process_time(), time.perf_counter()
-    found = flow.plan(model, batch, plan=f"{CAST}\n{SEEK}", cluster=cluster, ranks=cards, loss_fn=loss)
+    found = flow.find_plan(model, batch, plan=f"{CAST}\n{SEEK}", cluster=cluster, ranks=cards, loss_fn=loss)
     spent, passed = time.process_time() - start, time.perf_counter() - wall
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     other = ""
     if name in PUBLISHED:
         text = f"{PUBLISHED[name]}\n{CAST}\nseek micro-batches, schedule, recompute"
-        there = flow.plan(model, batch, plan=text, cluster=cluster, ranks=cards, loss_fn=loss)
+        there = flow.find_plan(model, batch, plan=text, cluster=cluster, ranks=cards, loss_fn=loss)
         other = f"{there.checked.seconds / found.checked.seconds:.2f}"
     return (
         name,

@@ -63,7 +63,7 @@ def served(delay: int) -> Callable[[], Way]:
 
         def ends(compute: float, nbytes: float) -> list[float]:
             found = course(delay, compute, nbytes / 2 / RANKS)
-            if not found.versions == planned.versions == server.plan(LAST).versions:
+            if not found.versions == planned.versions == server.course_of(LAST).versions:
                 raise ValueError(f"workers that compute {compute} s have other versions than those that were trained")
             return [ran.end for ran in found.run.firings if ran.actor == "update"]
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from ...placement.world import owned
 from ...sbp import Layout, State
 from ..box import Pending, box, box_async
+from ..boxing import Boxing, between
 from ..encoding import Encoding, ShardsHere
 from ..kept import KeptErrors, KeptTensors, unshared
-from ..plan import BoxingPlan, plan
 from .course import (
     Dealt,
     GatheredPayloads,
@@ -177,9 +177,9 @@ class EncodedMove:
         return src, src.with_state(State(((), self.axes, self.others)))
 
     @cached_property
-    def plans(self) -> tuple[BoxingPlan, ...]:
-        """The plans of what is sent, in the long run."""
-        ways = [plan(*pair) for pair in self.ends]
+    def boxings(self) -> tuple[Boxing, ...]:
+        """The boxings of what is sent, in the long run."""
+        ways = [between(*pair) for pair in self.ends]
         return tuple(way for way in ways if way.sends) or tuple(ways[:1])
 
     @cached_property

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...sbp import Layout, State
+from ..boxing import between
 from ..kept import KeptTensors
-from ..plan import plan
 from .course import (
     Dealt,
     EncoderCourse,
@@ -56,7 +56,7 @@ class EncodedSum:
         if dims == was or holes:  # a rank holds a dim with holes in several runs
             return self.whole
         cut = self.mid.with_state(State(dims))
-        return cut if plan(cut, self.dst).total <= plan(self.whole, self.dst).total else self.whole
+        return cut if between(cut, self.dst).total <= between(self.whole, self.dst).total else self.whole
 
     @cached_property
     def cuts(self) -> tuple[tuple[slice, ...], ...]:

@@ -1,6 +1,6 @@
 """Plans as they run.
 
-execute      a plan on the shards of this process, move by move; buffer: boxes of a shard
+execute      a boxing on the shards of this process, move by move; buffer: boxes of a shard
 refill       many tensors written into the shards of others
 transport    from rank to rank in one process; dist: between processes,
              by collectives, sends and receives, or shared_memory

@@ -5,8 +5,8 @@
     CUDA; more than 16 ranks    one collective of the backend, NCCL or Gloo
 
 Gloo's own collectives go round a ring and take up to five times as long on busy cores. torch.distributed is called
-directly, because its functional collectives cost 80-100 us each. On all three ways messages carry plan, step and turn,
-so that ranks that disagree never meet.
+directly, because its functional collectives cost 80-100 us each. On all three ways messages carry boxing, step and
+turn, so that ranks that disagree never meet.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from ...placement.ledger import Ledger
 from ...placement.links import wires
 from ...placement.world import World, at_close, process_group, store, world
 from ...sbp.signature import Reduction
-from ..plan import BoxingPlan
+from ..boxing import Boxing
 from ..record import purpose, user_line
 from . import collectives
 from .buffer import finish, keep, landing, pack, plain
@@ -53,13 +53,13 @@ class Dist:
         at_close(self.ledger.close)
 
     def start(
-        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Wire | Post | Arrived":
         """The exchange of this rank, if it has one. In the background it goes by Gloo, whose threads do the work."""
         if not jobs:
             return Arrived([])
         job = jobs[0]
-        exchange = self._enter(plan, stage, job, reduction)
+        exchange = self._enter(boxing, stage, job, reduction)
         if self._native(job):
             return self._posted(exchange, lambda: collectives.post(self.sent, exchange))
         aside = background or lane_here()  # mailboxes are of one thread
@@ -67,16 +67,18 @@ class Dist:
             return Post(self.watch, Shared(self.mail, self.sent, exchange), self.here.timeout)
         return self._posted(exchange, lambda: _posted_singly(self.pg, self.sent, exchange))
 
-    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> "Wire | Arrived | None":
+    def all_reduce(
+        self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction
+    ) -> "Wire | Arrived | None":
         """One collective where the backend's are used and it can reduce the dtype."""
         if not jobs or not self._native(jobs[0]) or not collectives.can_sum(jobs[0].buffer.dtype):
             return None
-        exchange = self._enter(plan, stage, jobs[0], reduction)
+        exchange = self._enter(boxing, stage, jobs[0], reduction)
         return self._posted(exchange, lambda: collectives.all_reduce(self.sent, exchange))
 
-    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
+    def refuse(self, boxing: Boxing, error: Exception) -> None:
         """Take the turn of the first exchange with an entry that fits nobody's, so that waiting peers learn of it."""
-        for program in (program for programs in plan.programs(self.rank) for program in programs):
+        for program in (program for programs in boxing.programs(self.rank) for program in programs):
             if program.group:
                 self.ledger.enter(_key(program.group), (), 0, f"refused: {error}".encode())
                 return
@@ -86,12 +88,12 @@ class Dist:
             return True
         return len(job.program.group) > MANY if self.here.native is None else self.here.native
 
-    def _enter(self, plan: Given, stage: int, job: Errand, reduction: Reduction) -> Exchange:
+    def _enter(self, boxing: Given, stage: int, job: Errand, reduction: Reduction) -> Exchange:
         self.watch.check()
         group = job.program.group
         key = _key(group, lane_here())
-        fingerprint = (plan.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
-        text = b"%s%s\n%s" % (purpose().encode(), plan.text, user_line().encode())
+        fingerprint = (boxing.fingerprint + stage) & 0xFFFFFFFF or 1  # 0 is the mark of a refusal
+        text = b"%s%s\n%s" % (purpose().encode(), boxing.text, user_line().encode())
         number, other = self.ledger.enter(key, group, fingerprint, text)
         turn = Turn(key, number, fingerprint, group, text)
         if other is not None:
@@ -155,7 +157,7 @@ class Post(NamedTuple):
 
 
 def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:
-    """Sends and receives by global rank, under a tag that only the same turn of the same plan carries.
+    """Sends and receives by global rank, under a tag that only the same turn of the same boxing carries.
 
     A piece that lies in one run of the result is received in place; pieces that the rank keeps are copied while the
     wire is busy. Receives are posted first: a peer sends once Gloo has told it that there is room, and what Gloo tells

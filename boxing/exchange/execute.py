@@ -1,4 +1,4 @@
-"""Running a plan on the shards of the ranks this process owns, one move after the other."""
+"""Running a boxing on the shards of the ranks this process owns, one move after the other."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.world import World, device, owned, world, world_so_far
 from ...sbp import Layout
-from ..plan import BoxingPlan
+from ..boxing import Boxing
 from ..reductions import identity
 from ..routes.moves import EXCHANGES, FLAT, LOCAL, Move
 from ..routes.program import RankProgram
@@ -87,9 +87,9 @@ def threads_exchange(where: Placement) -> bool:
     return here.rank is None or (where.type == "cpu" and here.native is None and where.size <= MANY)
 
 
-def run(plan: BoxingPlan, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def run(boxing: Boxing, shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The target's shards of the ranks owned here (an empty token where there is none)."""
-    return land(steps(plan, shards))
+    return land(steps(boxing, shards))
 
 
 def land(flight: Flight) -> tuple[Tensor, ...]:
@@ -101,18 +101,18 @@ def land(flight: Flight) -> tuple[Tensor, ...]:
             return end.value  # type: ignore[no-any-return]
 
 
-def exchanges(plan: BoxingPlan) -> int:
+def exchanges(boxing: Boxing) -> int:
     """The number of exchanges that a boxing waits for one behind the other; a transport may make two in one."""
-    return sum(EXCHANGES.get(move.kind, 1) for move in plan.moves if move.kind not in LOCAL)
+    return sum(EXCHANGES.get(move.kind, 1) for move in boxing.moves if move.kind not in LOCAL)
 
 
-def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) -> Flight:
+def steps(boxing: Boxing, shards: Sequence[Tensor], background: bool = False) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way, so that a caller may do other work."""
-    values = dict(zip(owned(plan.src.placement), shards, strict=False))
-    if not plan.src.numel:
-        return _shards(plan, {r: _empty(plan.dst, r) for r in owned(plan.dst.placement)})
+    values = dict(zip(owned(boxing.src.placement), shards, strict=False))
+    if not boxing.src.numel:
+        return _shards(boxing, {r: _empty(boxing.dst, r) for r in owned(boxing.dst.placement)})
     stage = 0
-    for move, programs in plan.ours:
+    for move, programs in boxing.ours:
         if move.kind in LOCAL:
             values = {r: _local(move, programs[r][0], r, value) for r, value in values.items() if r in programs}
             continue
@@ -120,9 +120,11 @@ def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) 
         for i in range(EXCHANGES.get(move.kind, 1)):
             stage += 1
             wire = transport()  # only now, because a local move needs no peers
-            jobs = [Errand(r, own[i], values[r] if r in values else token(plan.dst, r)) for r, own in programs.items()]
-            whole = wire.all_reduce(plan, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
-            arrival = whole or wire.start(plan, stage, jobs, reduction, background)
+            jobs = [
+                Errand(r, own[i], values[r] if r in values else token(boxing.dst, r)) for r, own in programs.items()
+            ]
+            whole = wire.all_reduce(boxing, stage, jobs, reduction) if move.kind == "all_reduce" and i == 0 else None
+            arrival = whole or wire.start(boxing, stage, jobs, reduction, background)
             yield
             start = perf_counter()
             values.update(zip(programs, arrival.wait(), strict=True))
@@ -131,11 +133,11 @@ def steps(plan: BoxingPlan, shards: Sequence[Tensor], background: bool = False) 
                 break
         if move.kind in FLAT:
             values = {r: v.reshape(move.dst.local_shape(r)) for r, v in values.items()}
-    return _shards(plan, values)
+    return _shards(boxing, values)
 
 
-def _shards(plan: BoxingPlan, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
-    return tuple(values[r] for r in owned(plan.dst.placement)) or (token(plan.dst),)
+def _shards(boxing: Boxing, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(values[r] for r in owned(boxing.dst.placement)) or (token(boxing.dst),)
 
 
 def _empty(layout: Layout, rank: int) -> Tensor:

@@ -1,6 +1,6 @@
 """A move that sends only rows that hold something, so that its bytes are known only as it runs.
 
-    rank 0   a a . .  ->  rank 1      marks: 1 1 0 0, as many as the plan says      rows: the two a, and no more
+    rank 0   a a . .  ->  rank 1      marks: 1 1 0 0, as many as the boxing says      rows: the two a, and no more
 
 Marks go first, a byte a row, so that both ends know how many rows come, and where they belong. Then the rows go, as
 many to each rank as there are. A row that is not sent is zero, so there are zeros in its place on the other rank. So
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from ...placement.world import owned
 from ...sbp import Layout
+from ..boxing import Boxing, between
 from ..exchange.buffer import part
 from ..exchange.execute import Flight, exchanges, land, steps, transport, waited
-from ..plan import BoxingPlan, plan
 from ..record import note
 from ..routes.program import PeerBoxes, PieceCut, RankProgram
 from .transport import Arrival, Errand
 
-__all__ = ["RunPlan", "box_filled", "filled_exchanges", "filled_steps"]
+__all__ = ["RunBoxing", "box_filled", "filled_exchanges", "filled_steps"]
 
 COPYING = ("all_gather", "all_to_all", "exchange")  # moves of values among ranks of one placement
 
 
-class RunPlan(BoxingPlan):
-    """A plan as it ran: bytes are those that the ranks of this process sent and received, which no other knows."""
+class RunBoxing(Boxing):
+    """A boxing as it ran: bytes are those that the ranks of this process sent and received, which no other knows."""
 
-    def __init__(self, way: BoxingPlan, sent: Mapping[int, int], received: Mapping[int, int]) -> None:
+    def __init__(self, way: Boxing, sent: Mapping[int, int], received: Mapping[int, int]) -> None:
         super().__init__(way.src, way.dst, way.moves, way.cluster)
         self._sent, self._received = dict(sent), dict(received)
         self.__dict__["bytes"] = max(self._received.values(), default=0)
@@ -50,9 +50,9 @@ def box_filled(shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = 
     return land(filled_steps(shards, src, dst, op=op))
 
 
-def filled_exchanges(way: BoxingPlan) -> int:
+def filled_exchanges(way: Boxing) -> int:
     """The number of exchanges that such a boxing waits for: of marks and of rows."""
-    ways = (plan(move.src, move.dst) for move in way.moves)
+    ways = (between(move.src, move.dst) for move in way.moves)
     return sum(2 if _marks(step) else exchanges(step) for step in ways)
 
 
@@ -60,12 +60,12 @@ def filled_steps(
     shards: Sequence[Tensor], src: Layout, dst: Layout, *, op: str = "box", background: bool = False
 ) -> Flight:
     """The same as a generator that pauses whenever an exchange is under way."""
-    way = plan(src, dst)
+    way = between(src, dst)
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     values = tuple(shards)
     for move in way.moves:
-        step = plan(move.src, move.dst)
+        step = between(move.src, move.dst)
         if _marks(step):
             values = yield from _exchanged(step, values, sent, received, background)
         else:
@@ -73,11 +73,11 @@ def filled_steps(
             for rank in owned(step.src.placement):
                 sent[rank] += step.sent(rank)
                 received[rank] += step.received(rank)
-    note(op, RunPlan(way, sent, received))
+    note(op, RunBoxing(way, sent, received))
     return values
 
 
-def _marks(step: BoxingPlan) -> bool:
+def _marks(step: Boxing) -> bool:
     """Whether one move is of rows that are marked."""
     return len(step.moves) == 1 and step.moves[0].kind in COPYING and _by_rows(step.src, step.dst)
 
@@ -88,7 +88,7 @@ def _by_rows(src: Layout, dst: Layout) -> bool:
 
 
 def _exchanged(
-    way: BoxingPlan, shards: Sequence[Tensor], sent: Counter[int], received: Counter[int], background: bool
+    way: Boxing, shards: Sequence[Tensor], sent: Counter[int], received: Counter[int], background: bool
 ) -> Flight:
     """Marks, and then the rows that they mark."""
     here = owned(way.src.placement)

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.device import family
 from ...placement.world import device, owned
+from ..boxing import Boxing
 from ..bundle import TensorBundle, TensorPiece, bundled
-from ..plan import BoxingPlan
 from ..record import note
 from ..routes.program import PeerBoxes, RankProgram
 from .buffer import part
@@ -28,16 +28,16 @@ __all__ = ["Filling", "refill"]
 class Filling(NamedTuple):
     """A tensor to be filled: the way, the shards that this process has of the source, and those to be written to."""
 
-    plan: BoxingPlan
+    boxing: Boxing
     source: Mapping[int, Tensor]
     target: Mapping[int, Tensor]
 
 
 def refill(fillings: Sequence[Filling], limit: int, op: str) -> int:
     """Fill them, with at most `limit` bytes a rank on their way at once; the number of bundles."""
-    bundles = bundled([one.plan for one in fillings], limit)
+    bundles = bundled([one.boxing for one in fillings], limit)
     for one in fillings:
-        note(op, one.plan)
+        note(op, one.boxing)
     with torch.no_grad():
         for bundle in bundles:
             _keep(bundle, fillings)

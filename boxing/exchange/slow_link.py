@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...placement.errors import SbpError
 from ...sbp.signature import Reduction
-from ..plan import BoxingPlan
+from ..boxing import Boxing
 from .transport import Arrival, Errand, Given, Sent, Transport
 
 __all__ = ["SlowLink", "SlowTransport", "open_link", "slow_link"]
@@ -94,16 +94,16 @@ class SlowTransport:
         self.sent: Sent = inner.sent
 
     def start(
-        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrival:
-        return self._late(self.inner.start(plan, stage, jobs, reduction, background), jobs, 1)
+        return self._late(self.inner.start(boxing, stage, jobs, reduction, background), jobs, 1)
 
-    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
-        arrival = self.inner.all_reduce(plan, stage, jobs, reduction)
+    def all_reduce(self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
+        arrival = self.inner.all_reduce(boxing, stage, jobs, reduction)
         return None if arrival is None else self._late(arrival, jobs, 2)
 
-    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
-        self.inner.refuse(plan, error)
+    def refuse(self, boxing: Boxing, error: Exception) -> None:
+        self.inner.refuse(boxing, error)
 
     def _late(self, arrival: Arrival, jobs: Sequence[Errand], halves: int) -> Arrival:
         most = max((_busy(job) for job in jobs), default=0)

@@ -1,6 +1,6 @@
 """Transports: how the boxes of an exchange get from rank to rank. `InProcess` serves the ranks of one process.
 
-Every transport counts what it is handed to send, so that a plan's figures can be checked against it.
+Every transport counts what it is handed to send, so that a boxing's figures can be checked against it.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 from ...sbp.signature import Reduction
-from ..plan import BoxingPlan
+from ..boxing import Boxing
 from ..routes.program import RankProgram
 from .buffer import finish, pack
 
@@ -81,7 +81,7 @@ class Turn(NamedTuple):
     number: int
     fingerprint: int
     group: tuple[int, ...]
-    text: bytes  # the plan, and below it the user's line
+    text: bytes  # the boxing, and below it the user's line
 
     @property
     def words(self) -> tuple[str, str]:
@@ -116,7 +116,7 @@ class Sent:
 
 
 class Given(Protocol):
-    """A plan, or a bundle of several, that exchanges are part of; a fingerprint for the ledger, a text for errors."""
+    """A boxing, or a bundle of several, that exchanges are part of; a fingerprint for the ledger, a text for errors."""
 
     @property
     def fingerprint(self) -> int: ...
@@ -132,19 +132,19 @@ class Arrival(Protocol):
 
 
 class Transport(Protocol):
-    """Starts one exchange of a plan for the ranks this process owns; all ranks of its group start the same one."""
+    """Starts one exchange of a boxing for the ranks this process owns; all ranks of its group start the same one."""
 
     sent: Sent
 
     def start(
-        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> Arrival: ...
 
-    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
+    def all_reduce(self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> Arrival | None:
         """Do both halves of an all_reduce in one, or None where this transport has no better way than the two."""
 
-    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
-        """Tell the peers that this rank cannot take part in the plan."""
+    def refuse(self, boxing: Boxing, error: Exception) -> None:
+        """Tell the peers that this rank cannot take part in the boxing."""
 
 
 class InProcess:
@@ -154,7 +154,7 @@ class InProcess:
         self.sent = Sent()
 
     def start(
-        self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
+        self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction, background: bool = False
     ) -> "Arrived":
         mail: dict[tuple[int, int], Tensor] = {}
         for rank, program, buffer in jobs:
@@ -169,10 +169,10 @@ class InProcess:
             results.append(finish(program, rank, source, data.__getitem__, reduction, None))
         return Arrived(results)
 
-    def all_reduce(self, plan: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
+    def all_reduce(self, boxing: Given, stage: int, jobs: list[Errand], reduction: Reduction) -> None:
         return None
 
-    def refuse(self, plan: BoxingPlan, error: Exception) -> None:
+    def refuse(self, boxing: Boxing, error: Exception) -> None:
         pass  # the one process that owns every rank is about to raise the error itself
 
 

@@ -1,7 +1,7 @@
 """Watching over an exchange: no rank waits for a peer that will never come.
 
 While this rank waits on the wire, a thread looks at the ledger ten times a second. A peer that took the same turn with
-another plan will not come, nor will one that gave up, or whose host does not answer any more. The thread then closes
+another boxing will not come, nor will one that gave up, or whose host does not answer any more. The thread then closes
 the connections of this rank, which ends the wait with an error, and the error is told in terms of who wanted what. A
 peer that died is noticed by its connection, one that is stuck by the time limit.
 

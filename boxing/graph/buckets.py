@@ -5,7 +5,7 @@
     gather     the changed pieces of a rank as one row, of which all ranks get all
     encoded    a sum in fewer bytes, that of all encoded by one encoder
 
-A bucket is one move with a plan of its own, because other routes are the quickest for what is large.
+A bucket is one move with a boxing of its own, because other routes are the quickest for what is large.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from torch import Tensor
 from ...placement import Placement
 from ...placement.device import family
 from ...sbp import Layout, State
-from ..encoding import MoveEncoder, encoded_plans
-from ..plan import BoxingPlan, plan
+from ..boxing import Boxing, between
+from ..encoding import MoveEncoder, encoded_boxings
 from .physical import Back, Physical
 
 __all__ = ["Packed", "bucketed", "exchange", "exchanges", "gathered", "packed"]
@@ -203,24 +203,24 @@ def _row_of_pieces(pairs: Sequence[Pair]) -> Packed:
     return Packed(rows, rows.with_state(State(((), others))), pack, unpack)
 
 
-def exchanges(moves: Sequence[Back]) -> tuple[BoxingPlan, ...]:
-    """The plans by which a bucket moves, or a single one: several, where an encoder has several exchanges."""
+def exchanges(moves: Sequence[Back]) -> tuple[Boxing, ...]:
+    """The boxings by which a bucket moves, or a single one: several, where an encoder has several exchanges."""
     encodings = [move.encoding for move in moves if move.encoding is not None]
     if encodings:
-        return encoded_plans([(move.src, move.dst) for move in moves], encodings)
+        return encoded_boxings([(move.src, move.dst) for move in moves], encodings)
     return (exchange(moves),)
 
 
-def exchange(moves: Sequence[Back] | Sequence[BoxingPlan]) -> BoxingPlan:
-    """The one plan by which all of a bucket move, or a single move; of encoded ones, the plan with most bytes."""
+def exchange(moves: Sequence[Back] | Sequence[Boxing]) -> Boxing:
+    """The one boxing by which all of a bucket move, or a single move; of encoded ones, the boxing with most bytes."""
     first = moves[0]
     if isinstance(first, Back) and first.encoding is not None:
         return max(exchanges([move for move in moves if isinstance(move, Back)]), key=lambda way: way.bytes)
     if len(moves) > 1:
         together = packed([(move.src, move.dst) for move in moves])
-        return plan(together.src, together.dst)
+        return between(together.src, together.dst)
     (move,) = moves
-    return move if isinstance(move, BoxingPlan) else move.plan
+    return move if isinstance(move, Boxing) else move.boxing
 
 
 def _rows(part: Tensor, dim: int, ranks: int) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..plan import BoxingPlan
+from ..boxing import Boxing
 from .move_table import MoveAccount, priced_moves
 from .physical import Back, Physical
 
@@ -13,7 +13,7 @@ __all__ = ["MovePart", "MovePrices"]
 class MovePart(NamedTuple):
     """A move of one value, or its part of one that it shares; it stands for `times` such."""
 
-    plan: BoxingPlan
+    boxing: Boxing
     bytes: int  # that the busiest rank receives
     seconds: float
     times: int = 1
@@ -44,7 +44,7 @@ class MovePrices:
                 sizes = [max(graph.layout(name).numel, 1) for name in row.of]
                 for end, of, size in zip(row.ends, row.of, sizes, strict=True):
                     share = size / sum(sizes)
-                    part = MovePart(row.plan, round(row.bytes * share), row.seconds * share)
+                    part = MovePart(row.boxing, round(row.bytes * share), row.seconds * share)
                     way = "forward" if row.direction == "again" else row.direction
                     self._parts.setdefault((way, end, of) if way == "backward" else (way, end), []).append(part)
 

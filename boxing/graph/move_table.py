@@ -6,12 +6,13 @@ that are gathered again for the backward have a row more.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from ...placement import Placement
+from ...placement.moved import MovedName
 from ...sbp import Layout, State
+from ..boxing import Boxing, between
 from ..bundle import refilling
-from ..plan import BoxingPlan, plan
 from ..routes.moves import LOCAL
 from .blocks import Blocks
 from .buckets import exchange, exchanges, gathered
@@ -88,7 +89,7 @@ class MoveRow:
 
     name: str  # the value's; a star stands for the number of a repeated block
     direction: Direction
-    plan: BoxingPlan
+    boxing: Boxing
     line: str = ""
     module: str = ""
     count: int = 1
@@ -98,24 +99,27 @@ class MoveRow:
     told: float | None = None  # seconds, where an account of the whole step has them
     once: bool = False  # whether a step in micro-batches makes it once
 
+    if not TYPE_CHECKING:
+        plan = MovedName("sbpflow.boxing.graph.move_table.MoveRow.plan")
+
     @property
     def bytes(self) -> int:
         """Bytes that the busiest rank receives."""
-        return self.plan.bytes
+        return self.boxing.bytes
 
     @property
     def total(self) -> int:
         """Bytes that all ranks send."""
-        return self.plan.total
+        return self.boxing.total
 
     @property
     def seconds(self) -> float:
-        return self.plan.price.time if self.told is None else self.told
+        return self.boxing.price.time if self.told is None else self.told
 
     @property
     def ways(self) -> tuple[CollectiveKind, ...]:
         """Each kind of collective with its axes, once."""
-        return tuple(dict.fromkeys(ways_of(self.plan)))
+        return tuple(dict.fromkeys(ways_of(self.boxing)))
 
     @property
     def route(self) -> str:
@@ -124,16 +128,16 @@ class MoveRow:
 
     @property
     def src(self) -> Layout:
-        return self.plan.src
+        return self.boxing.src
 
     @property
     def dst(self) -> Layout:
-        return self.plan.dst
+        return self.boxing.dst
 
     @property
     def free(self) -> bool:
         """Whether nothing is sent."""
-        return not self.plan.sends or not self.total
+        return not self.boxing.sends or not self.total
 
     @property
     def spent(self) -> float:
@@ -146,14 +150,14 @@ def axes_of(place: Placement, axes: Iterable[int]) -> tuple[str, ...]:
     return tuple(place.names[a] if place.names else str(a) for a in axes)
 
 
-def ways_of(plan: BoxingPlan) -> tuple[CollectiveKind, ...]:
-    """The moves of a plan that send something."""
+def ways_of(boxing: Boxing) -> tuple[CollectiveKind, ...]:
+    """The moves of a boxing that send something."""
     return tuple(
-        CollectiveKind(m.kind, _named(plan, m.src.placement, m.axes)) for m in plan.moves if m.kind not in LOCAL
+        CollectiveKind(m.kind, _named(boxing, m.src.placement, m.axes)) for m in boxing.moves if m.kind not in LOCAL
     )
 
 
-def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
+def _named(boxing: Boxing, place: Placement, axes: tuple[int, ...]) -> tuple[str, ...]:
     """The names of axes.
 
     Between two grids of the same ranks, whose common one has no names, they are those of either grid for the same
@@ -163,7 +167,7 @@ def _named(plan: BoxingPlan, place: Placement, axes: tuple[int, ...]) -> tuple[s
     groups = set(map(frozenset, place.groups(axes)))
     named = [
         (name, set(map(frozenset, grid.groups((a,)))))
-        for grid in (plan.src.placement, plan.dst.placement)
+        for grid in (boxing.src.placement, boxing.dst.placement)
         for a, name in enumerate(grid.names or ())
     ]
     found = dict.fromkeys(name for name, whole in named if whole == groups)
@@ -192,7 +196,7 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
     blocks = Blocks(graph)
     for block, row in every:
         name, module = blocks.generic(row.name, block), blocks.generic(row.module, block)
-        key = (name, row.direction, row.plan, row.line, row.once)
+        key = (name, row.direction, row.boxing, row.line, row.once)
         known = rows.get(key)
         if known is not None:
             n = known.count + 1
@@ -236,7 +240,7 @@ def _accounted(
 
 @dataclass(frozen=True)
 class MoveTotal:
-    """All moves of one direction that take the same collectives; a plan of two kinds counts under both names."""
+    """All moves of one direction that take the same collectives; a boxing of two kinds counts under both names."""
 
     direction: Direction
     ways: tuple[CollectiveKind, ...]
@@ -277,7 +281,7 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     users = {name: step for step in reversed(graph.steps) for name in step.inputs}
 
     def row(
-        name: str, direction: Direction, way: BoxingPlan, ends: Sequence[str], of: Sequence[str], at: int | None = None
+        name: str, direction: Direction, way: Boxing, ends: Sequence[str], of: Sequence[str], at: int | None = None
     ) -> tuple[str, MoveRow]:
         """A move of `name`, at the user's line of the step that makes, or first uses, the first of its ends."""
         end = ends[0]
@@ -290,9 +294,9 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
     for box in graph.boxes:
         if box.output.name in graph.copied:
             continue
-        yield row(box.source, "forward", graph.plan(box), [box.output.name], [box.source])
+        yield row(box.source, "forward", graph.boxing(box), [box.output.name], [box.source])
     for name in again:
-        yield row(boxes[name].source, "again", graph.plan(boxes[name]), [name], [boxes[name].source])
+        yield row(boxes[name].source, "again", graph.boxing(boxes[name]), [name], [boxes[name].source])
     for together in buckets(graph.backs):
         first = together[0]
         more = f" and {len(together) - 1} more" if len(together) > 1 else ""
@@ -304,9 +308,9 @@ def each_move(graph: Physical, blocks: Blocks, again: Sequence[str]) -> Iterator
         yield row(names[0] + more, "update", way, names, names)
 
 
-def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], BoxingPlan]]:
+def updates(sources: Iterable[Source]) -> Iterator[tuple[Sequence[str], Boxing]]:
     """Every move of an update, with the parameters that it is of: what optimizers changed goes home in buckets."""
-    homeward: list[tuple[str, BoxingPlan]] = []
+    homeward: list[tuple[str, Boxing]] = []
     for source in sources:
         name, home = source.value.name, _way_home(source)
         homeward += [] if home is None else [(name, home)]
@@ -322,15 +326,15 @@ def buckets_home(sources: Iterable[Source]) -> list[list[tuple[Layout, Layout]]]
     return [[ends[number] for number in numbers] for numbers in gathered(ends)]
 
 
-def _way_home(source: Source) -> BoxingPlan | None:
+def _way_home(source: Source) -> Boxing | None:
     """The move of what an optimizer changed in pieces to where the parameter lies."""
     back = in_narrower(source.master, source.value.layout)
     ways = updates_of(source) if source.whole is None else ()
     return next((way for way in ways if (way.src, way.dst) == back), None)
 
 
-def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
-    """The plans that bring a gradient to the optimizer and its change to the parameter; none where these lie there
+def updates_of(source: Source) -> tuple[Boxing, ...]:
+    """The boxings that bring a gradient to the optimizer and its change to the parameter; none where these lie there
     already."""
     if source.kind != "parameter" or not source.value.grad:
         return ()
@@ -341,10 +345,10 @@ def updates_of(source: Source) -> tuple[BoxingPlan, ...]:
         x = lies if exact else source.master  # where there are all digits of it
         needed = x, source.home, *[source.master] * source.whole
         ends = [(of, of.with_state(State(((),) * len(of.shape)))) for of in needed]
-    return (*(plan(src, dst) for src, dst in ends if src is not dst), *_to_owner_and_back(source))
+    return (*(between(src, dst) for src, dst in ends if src is not dst), *_to_owner_and_back(source))
 
 
-def _to_owner_and_back(source: Source) -> tuple[BoxingPlan, ...]:
+def _to_owner_and_back(source: Source) -> tuple[Boxing, ...]:
     """The moves of the value and the gradient that an owner steps, from where they rest, and of the value back."""
     if source.owner is None:
         return ()

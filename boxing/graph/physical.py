@@ -22,8 +22,8 @@ from ...placement.structure import leaves
 from ...sbp import Layout
 from ...sbp.call import in_order
 from ...sbp.logical import OffloadPlace, Origin, Round
-from ..encoding import Encoding, MoveEncoder, encoded_plans
-from ..plan import BoxingPlan, plan
+from ..boxing import Boxing, between
+from ..encoding import Encoding, MoveEncoder, encoded_boxings
 from .memory_order import MemoryOrder
 
 _CASTS = frozenset({torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default})
@@ -158,13 +158,13 @@ class Back:
     encoder: MoveEncoder | None = None
 
     @property
-    def plan(self) -> BoxingPlan:
-        """The plan; for an encoded move, that of the exchange with most bytes."""
+    def boxing(self) -> Boxing:
+        """The boxing; for an encoded move, that of the exchange with most bytes."""
         if self.encoder is not None:
-            return self.encoder.hop_plan(self.src, self.dst)
+            return self.encoder.hop_boxing(self.src, self.dst)
         if self.encoding is None:
-            return plan(self.src, self.dst)
-        return max(encoded_plans([(self.src, self.dst)], [self.encoding]), key=lambda way: way.bytes)
+            return between(self.src, self.dst)
+        return max(encoded_boxings([(self.src, self.dst)], [self.encoding]), key=lambda way: way.bytes)
 
 
 def vars_in(value: Any) -> list[str]:
@@ -225,9 +225,9 @@ class Physical:
                     found[made.name] = dtype
         return found
 
-    def plan(self, box: Box) -> BoxingPlan:
+    def boxing(self, box: Box) -> Boxing:
         src, dst = self.layout(box.source), box.output.layout
-        return plan(src, dst) if box.encoder is None else box.encoder.hop_plan(src, dst)
+        return between(src, dst) if box.encoder is None else box.encoder.hop_boxing(src, dst)
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:

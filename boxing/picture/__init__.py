@@ -1,6 +1,6 @@
 """Pictures of moves.
 
-draw         a plan as a graph
+draw         a boxing as a graph
 matrix       all moves between signatures
 svg          elements, and what charts share
 palette      colours of moves, for every picture and table

@@ -1,7 +1,7 @@
 """Pictures of moves: text builders for Graphviz, and the few lines that render.
 
-    picture(plan_graph(plan(src, dst)), "plan.svg")          who holds what before and after each step of one plan
-    picture(axis_graph(placement, (512, 512), plan), "axis.svg")   S(0), S(1), B and P, and what lies between them
+    picture(boxing_graph(boxing(src, dst)), "boxing.svg")        who holds what before and after each step of one boxing
+    picture(axis_graph(placement, (512, 512), boxing), "axis.svg")   S(0), S(1), B and P, and what lies between them
 
 Text stands on pale grounds of its own, so that a picture reads on a light and on a dark page.
 """
@@ -20,12 +20,12 @@ from ...placement.links import Price
 from ...placement.ranks import COLOURS
 from ...sbp import B, Layout, P, S, Sbp, layout
 from ...sbp.state import Spans
+from ..boxing import Boxing
 from ..figures import duration, volume
-from ..plan import BoxingPlan
 from ..routes.moves import Move
 from .palette import FAMILIES, FONT, INK, LINE, family
 
-__all__ = ["DrawnPlan", "axis_graph", "install", "picture", "plan_graph", "quoted", "written"]
+__all__ = ["DrawnBoxing", "axis_graph", "install", "picture", "boxing_graph", "quoted", "written"]
 
 FORMATS = ("svg", "png", "pdf", "dot")
 SANS = ("Helvetica", "Arial", "Segoe UI", "DejaVu Sans", "Liberation Sans", "Noto Sans", "FreeSans")  # of a png
@@ -127,8 +127,8 @@ def _by_wasm(dot_source: str) -> bytes | None:
         return None
 
 
-class DrawnPlan(Protocol):
-    """The parts of a plan that a picture shows."""
+class DrawnBoxing(Protocol):
+    """The parts of a boxing that a picture shows."""
 
     src: Layout
     dst: Layout
@@ -144,16 +144,16 @@ class DrawnPlan(Protocol):
 
 
 def install() -> None:
-    """Have plans draw themselves."""
-    BoxingPlan.drawn = lambda plan, path: picture(plan_graph(plan), path)
+    """Have boxings draw themselves."""
+    Boxing.drawn = lambda boxing, path: picture(boxing_graph(boxing), path)
 
 
-def plan_graph(plan: DrawnPlan) -> str:
-    """One plan from left to right: the ranks of each state in their grid, with one colour for each piece."""
-    stops = [plan.src, *(move.dst for move in plan.moves)]
+def boxing_graph(boxing: DrawnBoxing) -> str:
+    """One boxing from left to right: the ranks of each state in their grid, with one colour for each piece."""
+    stops = [boxing.src, *(move.dst for move in boxing.moves)]
     several = len({stop.placement for stop in stops}) > 1
-    body, at = _stop(0, plan.src, 0.0, several)
-    for k, (move, nbytes) in enumerate(zip(plan.moves, plan.busiest, strict=True), 1):
+    body, at = _stop(0, boxing.src, 0.0, several)
+    for k, (move, nbytes) in enumerate(zip(boxing.moves, boxing.busiest, strict=True), 1):
         words, cost = str(move).partition(" -> ")[0], _cost(nbytes, move.price.time)
         wide = EM * max(len(words), len(cost)) + 0.8
         body += [
@@ -162,7 +162,7 @@ def plan_graph(plan: DrawnPlan) -> str:
         ]
         more, at = _stop(k, move.dst, at + wide, several)
         body += more
-    return _graph(body, f"{_kind(plan.src)}: {_cost(plan.bytes, plan.price.time)}")
+    return _graph(body, f"{_kind(boxing.src)}: {_cost(boxing.bytes, boxing.price.time)}")
 
 
 def _stop(k: int, stop: Layout, at: float, several: bool) -> tuple[list[str], float]:
@@ -187,7 +187,7 @@ def _stop(k: int, stop: Layout, at: float, several: bool) -> tuple[list[str], fl
     return body, at + width
 
 
-def axis_graph(place: Placement, shape: tuple[int, int], plan: Callable[[Layout, Layout], DrawnPlan]) -> str:
+def axis_graph(place: Placement, shape: tuple[int, int], boxing: Callable[[Layout, Layout], DrawnBoxing]) -> str:
     """The four signatures of a matrix on a placement of one axis, and what it takes to get from one to another."""
     spots: dict[Sbp, tuple[float, float]] = {P: (0.0, 0.0), S(0): (4.0, 3.1), S(1): (4.0, 1.3), B: (8.0, 0.0)}
     known = {sbp: layout(place, sbp, shape) for sbp in spots}
@@ -195,7 +195,7 @@ def axis_graph(place: Placement, shape: tuple[int, int], plan: Callable[[Layout,
     big = 'fontsize=16, fillcolor="#f6f8fa", width=0.9, height=0.5'
     body = [_node(names[sbp], *spots[sbp], (repr(sbp),), big) for sbp in spots]
     for k, (a, b) in enumerate(combinations(spots, 2)):  # in this order it is the way back that may be free
-        there, back = plan(known[a], known[b]), plan(known[b], known[a])
+        there, back = boxing(known[a], known[b]), boxing(known[b], known[a])
         kind = max(there.moves, key=lambda move: move.price.time).kind if there.moves else "view"
         at = ((spots[a][0] + spots[b][0]) / 2, (spots[a][1] + spots[b][1]) / 2)
         tail = "normal" if back.bytes else "onormal"

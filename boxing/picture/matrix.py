@@ -15,7 +15,7 @@ from ...sbp import Layout
 from ..figures import volume
 from ..routes.bound import lower_bound
 from . import svg
-from .draw import DrawnPlan
+from .draw import DrawnBoxing
 from .palette import FAMILIES, SHORT, dark, families, family
 
 __all__ = ["moves_matrix"]
@@ -32,14 +32,14 @@ STYLE = (
 NOTE = "Below: bytes that the busiest rank receives, drawn as a bar; × how many times the lower bound, where above it."
 
 
-def moves_matrix(plans: Sequence[DrawnPlan], title: str = "") -> str:
-    """These plans by source and target, in the order they come; a pair without a plan stays empty."""
-    sources = list(dict.fromkeys(way.src for way in plans))
-    targets = list(dict.fromkeys(way.dst for way in plans))
+def moves_matrix(boxings: Sequence[DrawnBoxing], title: str = "") -> str:
+    """These boxings by source and target, in the order they come; a pair without a boxing stays empty."""
+    sources = list(dict.fromkeys(way.src for way in boxings))
+    targets = list(dict.fromkeys(way.dst for way in boxings))
     left, top = PAD + SIDE * _axes(sources), PAD + 30 + HEAD * (1 + _axes(targets))
     xs, ys = _stops(targets, left, WIDE), _stops(sources, top, TALL)
     width, height = max(xs[-1] + WIDE, 760) + PAD, ys[-1] + TALL + PAD + 44
-    busiest = max(way.bytes for way in plans)
+    busiest = max(way.bytes for way in boxings)
     body = [
         svg.element("style", STYLE),
         svg.rect(0, 0, width, height, rx=10, class_="paper"),
@@ -54,37 +54,37 @@ def moves_matrix(plans: Sequence[DrawnPlan], title: str = "") -> str:
         body.append(svg.text(x, top - 6, f"from {_name(sources, axis)}", class_="pale small mid"))
         body += [svg.text(x, y + 4, label, class_="ink mid") for y, label in _labels(sources, axis, ys, TALL)]
     at = (dict(zip(sources, ys, strict=True)), dict(zip(targets, xs, strict=True)))
-    for way in plans:
+    for way in boxings:
         body.append(_cell(way, at[1][way.dst], at[0][way.src], busiest))
     y = ys[-1] + TALL + 15
-    body += svg.legend(_used(plans), PAD, y, {"class_": "ink small"}, by="class_", size=14, letter=5.2, rx=3)
+    body += svg.legend(_used(boxings), PAD, y, {"class_": "ink small"}, by="class_", size=14, letter=5.2, rx=3)
     body.append(svg.text(PAD, y + 33, NOTE, class_="pale small"))
     return svg.drawing(width, height, *body, role="img", aria_label=title) + "\n"
 
 
-def collectives(plan: DrawnPlan) -> list[str]:
-    """The kinds of a plan's moves that send something."""
-    return [move.kind for move in plan.moves if move.kind in SHORT]
+def collectives(boxing: DrawnBoxing) -> list[str]:
+    """The kinds of a boxing's moves that send something."""
+    return [move.kind for move in boxing.moves if move.kind in SHORT]
 
 
-def _cell(plan: DrawnPlan, x: int, y: int, busiest: int) -> str:
-    kinds = collectives(plan)
+def _cell(boxing: DrawnBoxing, x: int, y: int, busiest: int) -> str:
+    kinds = collectives(boxing)
     kin = list(dict.fromkeys(map(family, kinds))) or ["free"]
     stripe, middle = (WIDE - 2) / len(kin), x + WIDE // 2
     ink = f"{kin[0]}-ink" if len(kin) == 1 else "ink"
-    bound = lower_bound(plan.src, plan.dst)
+    bound = lower_bound(boxing.src, boxing.dst)
     parts = [svg.rect(x + 1 + k * stripe, y + 1, stripe, TALL - 2, class_=name) for k, name in enumerate(kin)]
-    if plan.bytes:
-        over = f" ×{plan.bytes / bound:.2g}" if bound and plan.bytes > 1.005 * bound else ""
+    if boxing.bytes:
+        over = f" ×{boxing.bytes / bound:.2g}" if bound and boxing.bytes > 1.005 * bound else ""
         parts += [
             svg.text(middle, y + 14, " ".join(SHORT[kind] for kind in kinds), class_=f"{ink} mid strong"),
-            svg.text(middle, y + 26, volume(plan.bytes) + over, class_=f"{ink} mid small"),
-            svg.rect(x + 1, y + TALL - 4, (WIDE - 2) * plan.bytes / busiest, 3, class_=f"{kin[-1]}-bar"),
+            svg.text(middle, y + 26, volume(boxing.bytes) + over, class_=f"{ink} mid small"),
+            svg.rect(x + 1, y + TALL - 4, (WIDE - 2) * boxing.bytes / busiest, 3, class_=f"{kin[-1]}-bar"),
         ]
     else:
-        said = "free" if plan.moves else "same"
+        said = "free" if boxing.moves else "same"
         parts.append(svg.text(middle, y + TALL // 2 + 3, said, class_="free-ink mid small"))
-    return svg.tipped(f"{plan}; the bound is {bound:g}", *parts)
+    return svg.tipped(f"{boxing}; the bound is {bound:g}", *parts)
 
 
 def _axes(layouts: Sequence[Layout]) -> int:
@@ -111,9 +111,9 @@ def _stops(layouts: Sequence[Layout], start: int, size: int) -> list[int]:
     return stops
 
 
-def _used(plans: Sequence[DrawnPlan]) -> Iterator[tuple[tuple[str], str]]:
-    """The families of these plans, each with its kinds, and how many plans have them."""
-    used = Counter(kind for way in plans for kind in set(collectives(way)) or {"free"})
+def _used(boxings: Sequence[DrawnBoxing]) -> Iterator[tuple[tuple[str], str]]:
+    """The families of these boxings, each with its kinds, and how many boxings have them."""
+    used = Counter(kind for way in boxings for kind in set(collectives(way)) or {"free"})
     for name, look in FAMILIES.items():
         kinds = [kind for kind in ("free", *look.kinds) if used[kind] and (kind != "free" or name == "free")]
         words = ", ".join(f"{SHORT.get(kind, '')} {kind} ({used[kind]})".strip() for kind in kinds)

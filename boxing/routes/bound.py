@@ -1,4 +1,4 @@
-"""The bytes that no plan can do without, from who holds and who needs each element: the oracle that judges routes.
+"""The bytes that no boxing can do without, from who holds and who needs each element: the oracle that judges routes.
 
 For one element let H be the ranks that hold (a term of) it, p the number of terms to be added and D the ranks that need
 it. Any schedule makes at least

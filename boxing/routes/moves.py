@@ -30,7 +30,7 @@ EXCHANGES = {"all_reduce": 2}  # exchanges a move takes, where it is not one
 
 
 class Move(NamedTuple):
-    """One step of a plan: a collective over axes of a placement, a transfer to another, or a local change."""
+    """One step of a boxing: a collective over axes of a placement, a transfer to another, or a local change."""
 
     kind: str
     src: Layout

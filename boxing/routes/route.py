@@ -2,7 +2,7 @@
 
 An A* search over states. Free steps slice or make partial; the others are collectives over any set of axes, and one
 exchange of slices straight to the target. Most pairs need no state with holes, so these are tried only where the first
-answer is dearer than a bound that no plan can beat.
+answer is dearer than a bound that no boxing can beat.
 """
 
 from collections.abc import Iterator
@@ -203,7 +203,7 @@ class _Problem:
         return self.links.seconds(step.kind, step.axes, size)
 
     def bound(self, state: State) -> float:
-        """Seconds any plan from here must still take: `bound.py` in closed form for even splits, level by level."""
+        """Seconds any boxing from here must still take: `bound.py` in closed form for even splits, level by level."""
         known = self.bounds.get(state)
         if known is None:
             known = self.bounds[state] = max((self.bound_of(state, level) for level in self.levels), default=0.0)

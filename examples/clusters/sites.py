@@ -102,7 +102,7 @@ def seconds_of_step(at: tuple[str, ...], model: str) -> float:
         net, x = Net(width, layers), torch.empty(samples, width)
     grid = f"grid cuda (data={sum(flow.cluster(SITES[site]).capacity[-1] for site in at)})"
     try:
-        return flow.plan(net, x, plan=grid, cluster=cluster_of(at)).checked.seconds
+        return flow.find_plan(net, x, plan=grid, cluster=cluster_of(at)).checked.seconds
     except flow.SbpError:
         return inf
 

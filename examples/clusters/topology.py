@@ -67,10 +67,10 @@ def planned(where: flow.Cluster) -> tuple[float, Traffic]:
     """Seconds of a step by the best plan there, and what this plan sends."""
     with torch.device("meta"):
         net, ids = Net(), torch.zeros(8192, dtype=torch.long)
-    found = flow.plan(net, ids, plan=GRID, cluster=where)
+    found = flow.find_plan(net, ids, plan=GRID, cluster=where)
     sent: Traffic = {}
     for row in found.checked.report.moves:
-        for move in row.plan.moves:
+        for move in row.boxing.moves:
             if move.axes and move.price.bytes:
                 groups = tuple(map(tuple, move.src.placement.groups(move.axes)))
                 ring = move.kind in ("all_reduce", "all_gather", "reduce_scatter")

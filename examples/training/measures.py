@@ -51,7 +51,9 @@ def planned(
     size, answer = flow.init().size or 1, [""]
     if not flow.init().rank:
         text = torch.empty(batch, dtype=torch.int64, device="meta")
-        found = flow.plan(model, (text, text), plan="grid (data=*)", loss_fn=loss_fn, optimizer=optimizer, ranks=size)
+        found = flow.find_plan(
+            model, (text, text), plan="grid (data=*)", loss_fn=loss_fn, optimizer=optimizer, ranks=size
+        )
         print(found)
         answer = [str(found)]
     if size > 1:

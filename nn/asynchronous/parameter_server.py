@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ...boxing.bundle import refilling
 from ...boxing.exchange.refill import Filling, refill
 from ...placement import Placement
 from ...placement.errors import SbpError
+from ...placement.moved import MovedName
 from ...placement.world import device, owned, world
 from ...sbp import Layout
 from ..graph.compiled import CompiledGraph
@@ -47,6 +48,9 @@ class ParameterServer:
     optimizer are all there is to save.
     """
 
+    if not TYPE_CHECKING:
+        plan = MovedName("sbpflow.nn.ParameterServer.plan")
+
     def __init__(
         self,
         model: nn.Module,
@@ -75,7 +79,7 @@ class ParameterServer:
         self._batches: Sequence[Sequence[Any]] = ()
         self._losses: list[list[Tensor]] = []
 
-    def plan(self, rounds: int) -> BoundedDelay:
+    def course_of(self, rounds: int) -> BoundedDelay:
         """The course of a run of so many rounds, before it: print it, or look at its `delays`."""
         if rounds not in self._courses:
             name = f"{type(self.model).__name__}, {len(self.workers)} workers, delay {self.delay}"
@@ -86,7 +90,9 @@ class ParameterServer:
     def delays(self) -> Counter[int]:
         """The number of gradients of the last run by how many updates late they were."""
         if self.course is None:
-            raise SbpError("ParameterServer: nothing ran yet\n  call run(batches), or plan(rounds) to see it before")
+            raise SbpError(
+                "ParameterServer: nothing ran yet\n  call run(batches), or course_of(rounds) to see it before"
+            )
         return self.course.delays
 
     def run(self, batches: Sequence[Sequence[Any]]) -> list[list[Tensor]]:
@@ -100,7 +106,7 @@ class ParameterServer:
         if not batches:
             return []
         self._follow()
-        self.course, runtime = self.plan(len(batches)), self._runtime(len(batches))
+        self.course, runtime = self.course_of(len(batches)), self._runtime(len(batches))
         self._batches, self._losses = batches, [[] for _ in batches]
         try:
             runtime.run()
@@ -128,7 +134,7 @@ class ParameterServer:
     def _runtime(self, rounds: int) -> Runtime:
         """The runtime of a run, in each process all of it: who fails tells the others, that wait for what it moves."""
         if rounds not in self._runtimes:
-            course = self.plan(rounds)
+            course = self.course_of(rounds)
             line = course.line
             work: dict[str, Callable[[Firing], Sequence[Any]]] = {"update": self._update}
             for i in range(len(self.workers)):

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ...boxing import plan
+from ...boxing import between
+from ...boxing.boxing import Boxing
 from ...boxing.explanation import Explanation
-from ...boxing.plan import BoxingPlan
 from ...placement.errors import SbpError
 from ...sbp import Layout
 from ...sbp.call import Call, tensors_in
@@ -35,8 +35,8 @@ class CallChoice:
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
-    moves: tuple[tuple[int, BoxingPlan], ...]  # of which input, and how
-    moves_back: tuple[tuple[int, BoxingPlan], ...]  # of whose gradient
+    moves: tuple[tuple[int, Boxing], ...]  # of which input, and how
+    moves_back: tuple[tuple[int, Boxing], ...]  # of whose gradient
     seconds: float
 
     @classmethod
@@ -52,9 +52,9 @@ class CallChoice:
         for i, (x, to) in enumerate(zip(tensors, inputs, strict=True)):
             if to is x._layout:
                 continue
-            moves.append((i, plan(x._layout, to)))
+            moves.append((i, between(x._layout, to)))
             if x.requires_grad and torch.is_grad_enabled():
-                back.append((i, plan(to.dual, x._layout.dual)))
+                back.append((i, between(to.dual, x._layout.dual)))
         if seconds is None:
             seconds = sum(way.price.time for _, way in (*moves, *back))
         kept, kept_back = (tuple(one for one in found if one[1].moves) for found in (moves, back))
@@ -188,7 +188,7 @@ def _micro(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us"
 
 
-def _route(way: BoxingPlan) -> str:
+def _route(way: Boxing) -> str:
     return f"{lie(way.src)} -> {lie(way.dst)} by {way.route}, {way.bytes} bytes a rank"
 
 

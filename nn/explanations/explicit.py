@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...boxing import plan
-from ...boxing.plan import BoxingPlan
+from ...boxing import between
+from ...boxing.boxing import Boxing
 from ...placement.errors import SbpError
 from ...sbp import B, Layout, S, layout
 from ...sbp.call import map_tensors, tensors_in
@@ -46,7 +46,7 @@ class Fix(NamedTuple):
     """Layouts under which nothing has to move, and what it takes to get there."""
 
     inputs: tuple[Layout, ...]
-    moves: tuple[BoxingPlan, ...]
+    moves: tuple[Boxing, ...]
     seconds: float
 
 
@@ -65,7 +65,7 @@ def _told(refused: Refused, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return SbpError("\n".join([*lines, *str(refused).splitlines()[1:]]))
     for name, x, to, way in zip(names, tensors, fix.inputs, fix.moves, strict=True):
         if to is not x._layout:
-            back = plan(to.dual, x._layout.dual).bytes if x.requires_grad and torch.is_grad_enabled() else 0
+            back = between(to.dual, x._layout.dual).bytes if x.requires_grad and torch.is_grad_enabled() else 0
             costs = f"{way.route} of {way.bytes} bytes a rank" + (f", and {back} for its gradient" if back else "")
             grad = f", grad_sbp={to.dual.sbp}" if to.grad_partial and back else ""
             lines.append(f"  try {name}.to_global(sbp={to.sbp}{grad}): {costs}")
@@ -111,8 +111,8 @@ def _moves_nothing(
     said = explain(func, *moved, **named)
     if said.bytes or said.bytes_back or said.ends:
         return None
-    ways = tuple(plan(x._layout, to) for x, to in zip(tensors, inputs, strict=True))
+    ways = tuple(between(x._layout, to) for x, to in zip(tensors, inputs, strict=True))
     back = sum(
-        plan(to.dual, x._layout.dual).price.time for x, to in zip(tensors, inputs, strict=True) if x.requires_grad
+        between(to.dual, x._layout.dual).price.time for x, to in zip(tensors, inputs, strict=True) if x.requires_grad
     )
     return Fix(inputs, ways, sum(way.price.time for way in ways) + back)

@@ -7,8 +7,8 @@ moves           ---a---b---b---             and its link carries one move after 
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...boxing.boxing import between
 from ...boxing.graph.buckets import packed
-from ...boxing.plan import plan
 from ...sbp.joint.op_cost import OpSeconds
 from ..graph.instructions.computing import Backward, FirstHalf, SecondHalf, SegmentWork
 from ..graph.instructions.instruction import Instruction
@@ -63,5 +63,5 @@ def _moving(transfer: Transfer) -> float:
     """Seconds of a move by its own routes, of a bucket by that of all its members."""
     if transfer.together and not transfer.encodings:
         bucket = packed(transfer.pairs)
-        return plan(bucket.src, bucket.dst).price.time
+        return between(bucket.src, bucket.dst).price.time
     return sum(way.price.time for way in transfer.plans)

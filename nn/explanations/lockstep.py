@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...boxing.boxing import between
 from ...boxing.graph.physical import Physical
 from ...boxing.graph.report.report import Report
-from ...boxing.plan import plan
 from ...placement import Placement
 from ...sbp import B, Layout
 from ..graph.step import Step
@@ -75,7 +75,7 @@ def _moving(src: Layout, dst: Layout) -> Iterator[_Group]:
     elif (turn := place.turn_to(dst.placement)) is not None:
         yield _Group(place, turn[:1])
     elif place.same_ranks(dst.placement):
-        yield from (_Group(move.src.placement, move.axes) for move in plan(src, dst).moves if move.axes)
+        yield from (_Group(move.src.placement, move.axes) for move in between(src, dst).moves if move.axes)
 
 
 def _weights(graph: Physical) -> set[str]:

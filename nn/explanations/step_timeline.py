@@ -9,7 +9,7 @@ from ...actors.protocol.simulate import Ran, Simulation, simulate
 from ...actors.runtime.ranked import is_wire, joined, renamed
 from ...actors.timeline.clocks import clock_offsets, collect
 from ...actors.timeline.timeline import Timeline
-from ...boxing.plan import plan
+from ...boxing.boxing import between
 from ...placement.errors import ScheduleError
 from ...placement.world import world
 from ..graph.run.network import Lowered
@@ -62,7 +62,7 @@ def _pairs(
             (rank, part.peer)
             for hop in bundle.hops
             for rank in hop.pair[0].placement.flat
-            for programs in plan(*hop.pair).programs(rank)
+            for programs in between(*hop.pair).programs(rank)
             for program in programs
             for part in program.sends
         })  # fmt: skip

@@ -39,7 +39,7 @@ class StepGraph(PlannedViews):
     """A graph as it is planned and run: `sbpflow.nn.Graph` and what `compile` makes are such, and tell of it too."""
 
     if not TYPE_CHECKING:  # an attribute of the user's own may be called so, of whatever type
-        step = MovedName("sbpflow.nn.Graph.step")
+        step, plan = MovedName("sbpflow.nn.Graph.step"), MovedName("sbpflow.nn.Graph.plan")
 
     def __init__(self, **options: Unpack[GivenOptions]) -> None:
         self._options = Options.of(options, type(self).__name__)
@@ -122,8 +122,8 @@ class StepGraph(PlannedViews):
         args, kwargs = opened(padded(args), padded(kwargs))
         return own_parameters(args, kwargs, self._modules, owner_of)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Self:
-        """Capture and choose for arguments like these (they may be on meta); returns the graph.
+    def plan_for(self, *args: Any, **kwargs: Any) -> Self:
+        """Plan for arguments like these: capture and choose (they may be on meta); returns the graph.
 
         Nothing is run, compiled or made: the model stays as it is, and its parameters may be on meta too. Should it, or
         what is said of it, change before the first run, that one plans anew.

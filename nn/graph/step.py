@@ -141,7 +141,7 @@ class Step:
         if self.runner is not None:
             raise ScheduleError(
                 f"{self.name} has run, and what runs it was made: no actor can be added now\n"
-                "  add before the first run, as in step.plan(*arguments).add(...); or compile the model anew"
+                "  add before the first run, as in step.plan_for(*arguments).add(...); or compile the model anew"
             )
         self.brought |= addition(pieces, self.graph.called)
 

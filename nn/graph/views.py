@@ -47,7 +47,7 @@ class PlannedViews:
         if self._last is None:
             raise SbpError(
                 f"{self._options.name} was not called yet, so there is nothing to look at\n"
-                "  call it, or graph.plan(*arguments) to see the plan before anything runs"
+                "  call it, or graph.plan_for(*arguments) to see the plan before anything runs"
             )
         return self._last
 
@@ -130,7 +130,7 @@ class PlannedViews:
         if runner is None:
             raise SbpError(
                 f"{self._options.name} did not run yet, and has made nothing that rests\n"
-                "  call it first; what it will be: graph.plan(*arguments).explain().memory"
+                "  call it first; what it will be: graph.plan_for(*arguments).explain().memory"
             )
         return at_rest(runner.model)
 

@@ -61,15 +61,14 @@ class _Compiled(Graph, CompiledGraph[M, Args, Result]):
         return step
 
     @property
-    def plan(self) -> StepPlan[Self]:  # it is called like the method of a graph
-        """The plan that runs, with all said that was left open; before a first call, the given plan. It is called with
-        arguments to plan for such, as `Graph.plan` is."""
+    def plan(self) -> StepPlan:
+        """The plan that runs, with all said that was left open; before a first call, the given plan."""
         given, step = self.given, self._last
 
         def say() -> str:
             return answer(step, given) if step is not None else str(given.plan) if given is not None else ""
 
-        return StepPlan.of_step(super().plan, say)
+        return StepPlan.of_step(say)
 
 
 _Optimizers = Optimizer | list[Optimizer] | None

@@ -125,7 +125,7 @@ def gathered_at_once(step: Step) -> int:
         of = root.get(box.source, box.source)
         if of in weights:
             root[box.output.name] = of
-    blocks, sends = Blocks(graph), {box.output.name for box in graph.boxes if graph.plan(box).sends}
+    blocks, sends = Blocks(graph), {box.output.name for box in graph.boxes if graph.boxing(box).sends}
     layer = {name: blocks.around(of) or of.rpartition(".")[0] for name, of in root.items() if name in sends}
     most, held = 0, Counter[str]()
     for do in schedule(graph, segments(graph)).todo:

@@ -58,7 +58,7 @@ def _shape(plan: PlanText, grid: Grid, ranks: int | None) -> dict[str, int]:
                 grid,
                 f"axis:{axis.name}",
                 f"the size of {axis.name} is left to the planner, and a step needs it\n"
-                f"  find it first, found = flow.plan(model, batch, plan=...), and give plan=found\n"
+                f"  find it first, found = flow.find_plan(model, batch, plan=...), and give plan=found\n"
                 f"  or write a number, or * for what the launcher has left, as in {axis.name}=*",
             )
     if len(stars) > 1:

@@ -8,13 +8,13 @@ step = flow.compile(model, loss_fn, optimizer, plan=plan)
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ...placement import Cluster
-from ...placement.errors import SbpError
+from ...placement.errors import ArgumentError, SbpError
 from ..graph.compiler.backends import Backend
 from .check import Checked, Loss, check
 from .language.lines import Line
@@ -23,8 +23,6 @@ from .language.read import read
 from .taken import taken
 
 __all__ = ["Plan", "StepPlan", "as_plan"]
-
-G = TypeVar("G")
 
 
 class Plan(PlanText):
@@ -64,17 +62,15 @@ class Plan(PlanText):
         return cls.read("\n".join(taken(model, over, what)))
 
 
-class StepPlan(Plan, Generic[G]):
-    """The plan of a step, called with arguments to plan it for such."""
+class StepPlan(Plan):
+    """The plan of a step, whose text is made once somebody reads it."""
 
-    prepare: Callable[..., G]
     say: Callable[[], str]
 
     @classmethod
-    def of_step(cls, prepare: Callable[..., G], say: Callable[[], str]) -> "StepPlan[G]":
-        """The plan of a step, whose text is made once somebody reads it."""
+    def of_step(cls, say: Callable[[], str]) -> "StepPlan":
         made = object.__new__(cls)
-        made.__dict__.update(name="", prepare=prepare, say=say)
+        made.__dict__.update(name="", say=say)
         return made
 
     @cached_property
@@ -85,9 +81,12 @@ class StepPlan(Plan, Generic[G]):
     def lines(self) -> tuple[Line, ...]:
         return read(self.text, self.name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> G:
-        """Capture and choose for arguments like these, which may be on meta; nothing is run. Returns the graph."""
-        return self.prepare(*args, **kwargs)
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise ArgumentError(
+                "step.plan is the plan that runs, and no method\n  a plan for arguments: step.plan_for(*arguments)"
+            )
 
 
 def as_plan(given: PlanText | str | Path | None) -> PlanText | None:

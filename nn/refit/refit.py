@@ -6,10 +6,10 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from ...boxing.boxing import Boxing
 from ...boxing.bundle import refilling
 from ...boxing.exchange.refill import Filling, refill
 from ...boxing.graph.physical import in_narrower
-from ...boxing.plan import BoxingPlan
 from ...boxing.routes.bound import least_sent
 from ...placement.errors import SbpError
 from ...placement.world import owned
@@ -36,7 +36,7 @@ class Refitted:
     buckets: int
     unchanged: int = 0
     unused: tuple[str, ...] = ()
-    plans: tuple[BoxingPlan, ...] = field(default=(), repr=False)
+    plans: tuple[Boxing, ...] = field(default=(), repr=False)
 
     @cached_property
     def bound(self) -> int:
@@ -105,7 +105,7 @@ def _shards(x: Tensor) -> RankShards:
     return {rank: shard.detach() for rank, shard in zip(owned(x.placement), x._shards, strict=False)}
 
 
-def _busiest(plans: Sequence[BoxingPlan]) -> int:
+def _busiest(plans: Sequence[Boxing]) -> int:
     got: dict[int, int] = {}
     for plan in plans:
         for rank in plan.ranks:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...boxing import plan
+from ...boxing import between
 from ...placement import Placement
 from ...placement import placement as make_placement
 from ...placement.errors import PlacementError, SbpError
@@ -140,7 +140,7 @@ def _check_cut(x: GlobalTensor, of: Layout) -> None:
         return
     split = [() if d in odd else factors for d, factors in enumerate(of.state.dims)]
     there = Layout(of.placement, State(tuple(split), of.state.partial, of.state.reduction), of.shape, of.dtype)
-    way = plan(of, there)
+    way = between(of, there)
     why = f"dim {holes[0]} is not cut axis by axis" if holes else _cuts(of, odd[0])
     raise SbpError(
         f"to_dtensor: DTensor does not cut so\n  {describe(x)}\n  {why}\n"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from ...boxing import box, plan
+from ...boxing import between, box
 from ...boxing.encoding import Encoding, MoveEncoder
 from ...boxing.kept import KeptErrors, KeptUnder
 from ...placement import Placement
@@ -191,7 +191,7 @@ class Refused(SbpError):
 
 
 def _refuse(x: Handle, dst: Layout, op: str) -> None:
-    way, back = plan(x._layout, dst), plan(dst.dual, x._layout.dual)
+    way, back = between(x._layout, dst), between(dst.dual, x._layout.dual)
     if not way.total and not (back.total and x.requires_grad and torch.is_grad_enabled()):
         return
     grad = f", grad_sbp={dst.dual.sbp}" if dst.grad_partial else ""

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from sbpflow.boxing import box, plan
+from sbpflow.boxing import between, box
 from sbpflow.placement import placement, use_cluster
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout
 from tests.boxing.oracle import (
@@ -200,6 +200,6 @@ def test_a_rank_alone_may_change_the_shape_of_its_grid(src: tuple[int, ...], dst
     kinds: list[Sbp] = [S(0), B, P]
     for a, b in itertools.product(kinds, repeat=2):
         here, there = layout(one, (a,) * len(src), (2, 3)), layout(other, (b,) * len(dst), (2, 3))
-        assert plan(here, there).total == 0
+        assert between(here, there).total == 0
         (got,) = box([whole], here, there)
         assert torch.equal(got, whole)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sbpflow.boxing import demo as demo_module
-from sbpflow.boxing.demo import DemoMove, demo, every_plan, shards_of, summary, table, trial, whole_of
+from sbpflow.boxing.demo import DemoMove, demo, every_boxing, shards_of, summary, table, trial, whole_of
 from sbpflow.placement import MissingError, SbpflowError, placement
 from sbpflow.sbp import layout
 
@@ -16,7 +16,7 @@ GRID = placement("cpu:[0-3] as (data=2, tensor=2)")
 
 @pytest.fixture(scope="module")
 def trials() -> list[DemoMove]:
-    return [trial(way) for way in every_plan(GRID, (4, 6))]
+    return [trial(way) for way in every_boxing(GRID, (4, 6))]
 
 
 @pytest.mark.parametrize("sbp", [*product(("S(0)", "S(1)", "B", "P"), repeat=2)], ids="-".join)
@@ -38,9 +38,9 @@ def test_replicas_that_differ_and_shards_of_a_wrong_shape_are_no_whole() -> None
 
 
 def test_every_pair_is_made_and_right(trials: list[DemoMove]) -> None:
-    assert len({(one.plan.src, one.plan.dst) for one in trials}) == 256
+    assert len({(one.boxing.src, one.boxing.dst) for one in trials}) == 256
     assert all(one.right for one in trials)
-    assert all(one.sent == one.plan.total for one in trials)
+    assert all(one.sent == one.boxing.total for one in trials)
     assert not any(one.sent for one in trials if not one.bound)
 
 
@@ -51,7 +51,7 @@ def test_every_pair_is_in_the_table_in_100_columns(trials: list[DemoMove]) -> No
     assert len(groups) == 16
     for first, after in pairwise([*groups, len(lines) + 1]):
         targets = [line[:15].strip() for line in lines[first + 1 : after - 1]]
-        assert targets == list(dict.fromkeys(one.plan.dst.lie for one in trials))
+        assert targets == list(dict.fromkeys(one.boxing.dst.lie for one in trials))
 
 
 def test_a_wrong_value_shows(trials: list[DemoMove]) -> None:
@@ -79,7 +79,7 @@ def test_the_demo_succeeds_where_nothing_can_draw(
     monkeypatch.setattr(demo_module, "picture", cannot)
     monkeypatch.setattr(demo_module, "SHAPE", (8, 8))
     demo(tmp_path)
-    assert "cannot draw plan.svg\n" in capsys.readouterr().out
+    assert "cannot draw boxing.svg\n" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["moves.svg"]
 
 

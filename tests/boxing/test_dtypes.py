@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sbpflow.boxing import box, gather, plan, scatter
+from sbpflow.boxing import between, box, gather, scatter
 from sbpflow.boxing.exchange.execute import transport
 from sbpflow.placement import placement
 from sbpflow.placement.errors import DtypeError, SbpflowError
@@ -155,7 +155,7 @@ def test_nothing_is_sent_of_an_empty_tensor(dtype: torch.dtype) -> None:
         src, dst = layout(LINE, sbp, (0, 3), dtype), layout(LINE, target, (0, 3), dtype)
         out = box([torch.empty(src.local_shape(r), dtype=dtype) for r in LINE.flat], src, dst)
         assert [(tuple(t.shape), t.dtype) for t in out] == [(dst.local_shape(r), dtype) for r in LINE.flat]
-        assert plan(src, dst).total == 0
+        assert between(src, dst).total == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.uint64, torch.float16, torch.bfloat16], ids=str)
@@ -188,7 +188,7 @@ def test_gradients_have_the_dtype_of_the_tensor(dtype: torch.dtype, sbp: Sbp, ta
 def test_what_is_no_plain_number_is_refused(dtype: torch.dtype) -> None:
     for sbp, target in PAIRS:
         with pytest.raises(DtypeError, match=f"{dtype} cannot be boxed"):
-            plan(layout(LINE, sbp, (4, 4), dtype), layout(LINE, target, (4, 4), dtype))
+            between(layout(LINE, sbp, (4, 4), dtype), layout(LINE, target, (4, 4), dtype))
 
 
 def test_shards_of_another_dtype_are_refused_before_anything_is_sent() -> None:

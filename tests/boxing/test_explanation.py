@@ -24,7 +24,7 @@ def of_calls() -> Explanation:
 def of_a_graph() -> Explanation:
     p = flow.placement("cpu", range(2))
     step = flow.compile(nn.Linear(4, 4), placement=p)
-    return step.plan(torch.ones(2, 4)).explain()
+    return step.plan_for(torch.ones(2, 4)).explain()
 
 
 @pytest.mark.parametrize("of", [of_calls, of_a_graph])

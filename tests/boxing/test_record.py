@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing import Moves, box, box_async, gather, plan, record, scatter
+from sbpflow.boxing import Moves, between, box, box_async, gather, record, scatter
 from sbpflow.boxing.record import user_line
 from sbpflow.placement import placement, use_cluster
 from sbpflow.sbp import B, Layout, P, S, layout
@@ -38,8 +38,8 @@ def test_a_record_tells_each_move_and_who_asked() -> None:
         asked = line_above()
     (move,) = moves
     assert (move.op, move.route, move.bytes, move.line) == ("box", "all_gather", 192, asked)
-    assert (move.plan.src, move.plan.dst) == (ROWS, WHOLE)
-    assert move.plan is plan(ROWS, WHOLE)
+    assert (move.boxing.src, move.boxing.dst) == (ROWS, WHOLE)
+    assert move.boxing is between(ROWS, WHOLE)
 
 
 def test_moves_stand_in_the_order_they_happened() -> None:

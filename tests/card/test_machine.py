@@ -35,7 +35,7 @@ def test_the_doctor_says_what_is_lacked_where_torch_sees_no_card(monkeypatch: py
 
 
 def test_a_plan_for_nothing_in_particular_is_for_the_cards_here() -> None:
-    found = flow.plan(net(), batch(0, "cuda"), loss_fn=cross_entropy)
+    found = flow.find_plan(net(), batch(0, "cuda"), loss_fn=cross_entropy)
     assert "grid cuda (data=4)" in str(found.text)
     assert "H100" in str(found)
 

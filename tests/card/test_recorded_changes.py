@@ -224,7 +224,7 @@ def test_an_open_record_sees_the_moves_of_its_steps() -> None:
         if n == 4:
             with flow.record() as moves:
                 step(*(x.cuda() for x in rows(n)))
-            assert sum(move.plan.total for move in moves) == sum(r.total * r.count for r in step.explain().moves)
+            assert sum(move.boxing.total for move in moves) == sum(r.total * r.count for r in step.explain().moves)
 
     like(*(course("mlp", "adamw", plan, graph, between=looked) for graph in (True, False)))
 

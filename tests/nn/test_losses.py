@@ -209,7 +209,7 @@ def test_cross_entropy_of_split_classes_never_gathers_them(name: str) -> None:
         function(x, *(flow.tensor(other, placement=p, sbp=B) for other in others)).backward()
     sent = [move for move in moves if move.bytes and not move.op.startswith(("gather", "full_tensor"))]
     assert sent
-    assert all(move.plan.src.numel <= rows for move in sent), moves
+    assert all(move.boxing.src.numel <= rows for move in sent), moves
 
 
 def test_every_ignored_row_makes_no_number_as_on_one_device() -> None:

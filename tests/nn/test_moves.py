@@ -39,7 +39,9 @@ def test_moves_are_those_of_a_layer_and_not_of_the_loss() -> None:
     gradients = [move.layer for move in sent if move.op == "gradient"]
     assert sorted(gradients) == sorted(name for name, _ in model.named_parameters())
     last = str(moves).splitlines()[-1]
-    assert last == f"{len(moves)} moves: {moves.bytes} bytes to a rank, {sum(m.plan.total for m in moves)} sent in all"
+    assert (
+        last == f"{len(moves)} moves: {moves.bytes} bytes to a rank, {sum(m.boxing.total for m in moves)} sent in all"
+    )
 
 
 def test_moves_of_a_graph_name_what_moves() -> None:

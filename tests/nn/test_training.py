@@ -230,7 +230,7 @@ def test_sequence_parallel_replaces_all_reduces_of_activations() -> None:
     model, feed = spread(CASES["sequence parallel"])
     with flow.record() as moves:
         model(*feed(*next(batches("transformer", 3))))
-    activations = [move for move in moves if len(move.plan.src.shape) == 3]
+    activations = [move for move in moves if len(move.boxing.src.shape) == 3]
     assert any(move.route == "reduce_scatter" for move in activations)
     assert not any("all_reduce" in move.route for move in activations)
 
@@ -243,7 +243,7 @@ def test_data_parallel_sends_nothing_but_gradients() -> None:
     assert forward.bytes <= 8  # the loss itself, if anything
     with flow.record() as backward:
         loss.backward()
-    sent = sum(move.plan.src.numel for move in backward if move.bytes)
+    sent = sum(move.boxing.src.numel for move in backward if move.bytes)
     assert sent <= 1 + sum(parameter.numel() for parameter in model.parameters())
 
 

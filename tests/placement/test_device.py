@@ -60,7 +60,7 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> DeviceFamily:
 
 def test_a_model_is_planned_for_a_card_that_is_not_here(xpu: DeviceFamily) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to("meta")
-    found = flow.plan(model, torch.empty(32, 64, device="meta"), plan="grid xpu (data=4)\ninput ** <- data=S(0)")
+    found = flow.find_plan(model, torch.empty(32, 64, device="meta"), plan="grid xpu (data=4)\ninput ** <- data=S(0)")
     assert "grid xpu (data=4)" in str(found)
 
 
@@ -132,11 +132,11 @@ class Model(nn.Module):
 
 with torch.device("meta"):
     model, x = Model(), torch.empty(16, 64)
-print(flow.plan(model, x, plan=open("npu.plan").read(), cluster="npu.toml"))
+print(flow.find_plan(model, x, plan=open("npu.plan").read(), cluster="npu.toml"))
 print(flow.Plan.load("npu.plan").check(model, x))
 with flow.use_cluster("npu.toml"):
     step = flow.compile(Model(), lambda model, x: model(x), None, placement=flow.placement("npu", range(4)))
-    planned = step.plan(torch.zeros(16, 64))
+    planned = step.plan_for(torch.zeros(16, 64))
     print(planned.explain())
     planned.draw("step.dot")
 print(open("step.dot").read())

@@ -43,13 +43,21 @@ def test_what_never_was_is_no_attribute() -> None:
 def test_a_plan_of_two_layouts_and_a_page_with_a_path_name_what_does_it_now() -> None:
     p = flow.placement("cpu", range(2))
     lie = flow.layout(p, "B", (4,))
-    with pytest.raises(flow.SbpError, match=r"flow\.boxing\.plan\(src, dst\)"):
-        flow.plan(lie, lie)  # type: ignore[arg-type]
+    with pytest.raises(flow.SbpError, match=r"flow\.boxing\.between\(src, dst\)"):
+        flow.find_plan(lie, lie)  # type: ignore[arg-type]
     report = flow.Plan.read("grid cpu (data=2)").check(nn.Linear(4, 4), torch.zeros(2, 4)).report
     calls = flow.explain(torch.relu, flow.tensor(torch.zeros(4), placement=p, sbp=flow.B))
     for said in (report, calls):
         with pytest.raises(flow.SbpflowError, match=r"\.save\('said.html'\)"):
             said.html("said.html")  # type: ignore[arg-type]
+
+
+def test_a_plan_that_is_called_names_what_plans_for_arguments() -> None:
+    """`step.plan(x)` planned once, and `step.plan` was its text; the one is `step.plan_for(x)` now."""
+    step = flow.compile(nn.Linear(4, 4), plan="grid cpu (data=2)")
+    with pytest.raises(flow.SbpflowError, match=r"step\.plan_for\(\*arguments\)"):
+        step.plan(torch.zeros(2, 4))  # type: ignore[operator]
+    assert "data=2" in str(step.plan_for(torch.zeros(2, 4)).plan)
 
 
 @pytest.mark.parametrize("path", ["shown.svg", Path("shown.svg")], ids=["text", "path"])

@@ -224,7 +224,7 @@ def _legend(graph: Physical, prices: MovePrices, levels: dict[str, int]) -> Iter
     yield '    graph [style=rounded, color="#8c959f66"]'
     chips: list[tuple[tuple[str, ...], str]] = []
     for chip in sorted(kept, key=lambda chip: -chip.seconds):
-        look, dashed = look_of([chip.plan]), chip.direction not in ("forward", "again")
+        look, dashed = look_of([chip.boxing]), chip.direction not in ("forward", "again")
         chips.append((chip.lines, f'class="{look}{" dashed" * dashed}", {_look(look, dashed)}'))
     words = []
     for direction in ("forward", "again", "backward", "update"):

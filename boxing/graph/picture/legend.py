@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...boxing import Boxing
 from ...figures import duration, volume
-from ...plan import BoxingPlan
 from ..move_prices import MovePrices
 from ..move_table import CollectiveKind, MoveRow, merged, ways_of
 from ..physical import Physical
@@ -22,13 +22,13 @@ class LegendChip(NamedTuple):
     bytes: int  # a rank
     times: int
     name: str
-    plan: BoxingPlan
+    boxing: Boxing
     direction: str
 
     @property
     def lines(self) -> tuple[str, ...]:
         many = f" in {self.times} moves" if self.times > 1 else ""
-        ways = list(map(str, dict.fromkeys(ways_of(self.plan))))
+        ways = list(map(str, dict.fromkeys(ways_of(self.boxing))))
         return (
             f"{duration(self.seconds)}, {volume(self.bytes)} a rank{many}",
             self.name,
@@ -42,7 +42,7 @@ def legend_chips(graph: Physical, prices: MovePrices) -> list[LegendChip]:
     alike: dict[object, list[MoveRow]] = {}  # hops from stage to stage
     for row in merged(graph, [(block, row) for block, row in prices.every if row.bucket is None]):
         hop = row.src.placement is not row.dst.placement
-        same = (row.direction, ways_of(row.plan), row.plan.price.time, row.bytes) if hop else id(row)
+        same = (row.direction, ways_of(row.boxing), row.boxing.price.time, row.bytes) if hop else id(row)
         alike.setdefault(same, []).extend([row] if not row.free else [])
     chips = [_chip(of) for of in alike.values() if of]
     together: dict[int, list[MoveRow]] = {}
@@ -62,15 +62,15 @@ def legend_chips(graph: Physical, prices: MovePrices) -> list[LegendChip]:
     return sorted(chips, key=lambda chip: -chip.seconds)
 
 
-def _most(rows: Sequence[MoveRow]) -> BoxingPlan:
-    return max((row.plan for row in rows), key=lambda plan: plan.bytes)
+def _most(rows: Sequence[MoveRow]) -> Boxing:
+    return max((row.boxing for row in rows), key=lambda boxing: boxing.bytes)
 
 
 def _chip(rows: Sequence[MoveRow]) -> LegendChip:
     row = rows[0]
     many, times = f" and {len(rows) - 1} like it" * (len(rows) > 1), sum(each.count for each in rows)
     name = f"{'gradient of ' * (row.direction == 'backward')}{row.name}{', again' * (row.direction == 'again')}{many}"
-    return LegendChip(sum(each.spent for each in rows), row.bytes * times, times, name, row.plan, row.direction)
+    return LegendChip(sum(each.spent for each in rows), row.bytes * times, times, name, row.boxing, row.direction)
 
 
 def all_told(prices: MovePrices) -> str:

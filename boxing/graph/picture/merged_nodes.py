@@ -104,7 +104,7 @@ class Joined:
             name = box.output.name
             nodes = list(dict.fromkeys(self.node.get(id(user), "") for user in self.users.get(name, ())))
             # A move that sends nothing needs no chip of its own, even where several use it.
-            one = len(nodes) == 1 or (nodes and not self.graph.plan(box).total)
+            one = len(nodes) == 1 or (nodes and not self.graph.boxing(box).total)
             into = nodes[0] if one and name not in kept and "" not in nodes else ""
             if into and any(isinstance(step, Op) for step in self.members[into]):
                 self.lifted[name] = box
@@ -190,7 +190,7 @@ class Joined:
     def _free(self, box: Box) -> bool:
         """Whether nothing is sent by a move, nor by that of its gradient."""
         backs = self._backs.get(box.output.name, ())
-        return not self.graph.plan(box).total and not any(back.plan.total for back in backs)
+        return not self.graph.boxing(box).total and not any(back.boxing.total for back in backs)
 
 
 def _few(steps: Sequence[GraphStep]) -> Collection[str]:

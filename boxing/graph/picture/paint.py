@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from ....placement.errors import SbpError
+from ...boxing import Boxing
 from ...figures import duration, volume
-from ...plan import BoxingPlan
 from ..blocks import Blocks, Repetition, Stages, repeated
 from ..buckets import exchange
 from ..move_prices import MovePart, MovePrices
@@ -163,7 +163,7 @@ class _Painter:
         self.scene.add(
             SceneNode(name, lines, look, path, place, tip="\n".join([tip_of(self.graph, ops), *self._within(ops)]))
         )
-        sent = [step for step in steps if isinstance(step, Box) and self.graph.plan(step).total]
+        sent = [step for step in steps if isinstance(step, Box) and self.graph.boxing(step).total]
         if sent:
             parts = [part for box in sent for part in self._copied(box)]
             of = ", ".join(dict.fromkeys(self.joined.root(box.source).rpartition(".")[2] for box in sent))
@@ -184,9 +184,9 @@ class _Painter:
     def _told(self, box: GraphStep) -> str:
         if isinstance(box, Op):
             return tip_of(self.graph, [box])
-        parts = [part for part in self._copied(box) if part.plan.total]
+        parts = [part for part in self._copied(box) if part.boxing.total]
         took = "".join(f"{sep}{duration(part.seconds)}" for sep, part in zip((", ", ", again "), parts, strict=False))
-        return f"{box.source} to {box.output.name}\n{self.graph.plan(box)}{took}\n{box.origin.line}".rstrip()
+        return f"{box.source} to {box.output.name}\n{self.graph.boxing(box)}{took}\n{box.origin.line}".rstrip()
 
     def _module(self, name: str, steps: Sequence[GraphStep]) -> None:
         """All of a module in one box: how much there is of ops, parameters and moves."""
@@ -213,14 +213,14 @@ class _Painter:
             "update": [part for source in mine for part in self._updated(source)],
         }
         for direction, parts in inside.items():
-            said, plans = summed(parts), [part.plan for part in parts]
+            said, boxings = summed(parts), [part.boxing for part in parts]
             if direction == "backward":
                 said += self._together(backs)
-                plans += self._exchanges(backs)
+                boxings += self._exchanges(backs)
             if said:
                 side, dashed = f"{direction} in {module}", direction == "backward"
                 told = (f"{direction}:", *said)
-                self.scene.add(SceneNode(side, told, look_of(plans), path, place, dashed, parts=(*parts,)))
+                self.scene.add(SceneNode(side, told, look_of(boxings), path, place, dashed, parts=(*parts,)))
                 self.scene.join(side, name, side=True)
 
     def _copied(self, box: Box) -> list[MovePart]:
@@ -228,7 +228,7 @@ class _Painter:
 
     def _updated(self, source: Source) -> list[MovePart]:
         name = source.value.name
-        return [part for part in self.prices.updated(name, self.alike.get(name, ())) if part.plan.total]
+        return [part for part in self.prices.updated(name, self.alike.get(name, ())) if part.boxing.total]
 
     def _alone(self, backs: Sequence[Back]) -> list[MovePart]:
         """The moves of gradients that go in no bucket."""
@@ -245,19 +245,19 @@ class _Painter:
 
     def _move(self, name: str, box: Box) -> None:
         """A chip for the move, and one beside it for that of the gradient; they share one where only one sends."""
-        plan, parts = self.graph.plan(box), self._copied(box)
-        back = self._alone([back for back in self._back(name) if back.plan.total])
-        inside = plan.src.placement is plan.dst.placement
+        boxing, parts = self.graph.boxing(box), self._copied(box)
+        back = self._alone([back for back in self._back(name) if back.boxing.total])
+        inside = boxing.src.placement is boxing.dst.placement
         place, path = self._place(box), self._path(self.blocks.module(box)) if inside else ()
         tip = self._told(box)
-        if plan.total or not back:
+        if boxing.total or not back:
             self.scene.add(SceneNode(name, words(*parts), look_of(parts), path, place, tip=tip, parts=(*parts,)))
         if back:
-            other = f"gradient of {name}" if plan.total else name
-            tip = "\n".join([*[tip] * (not plan.total), *(str(part.plan) for part in back)])
+            other = f"gradient of {name}" if boxing.total else name
+            tip = "\n".join([*[tip] * (not boxing.total), *(str(part.boxing) for part in back)])
             lines, look = words(*back, of="gradient: "), look_of(back)
             self.scene.add(SceneNode(other, lines, look, path, place, dashed=True, tip=tip, parts=(*back,)))
-        if back and plan.total:
+        if back and boxing.total:
             for user in self.users.get(name, ()):
                 if id(user) in self.node:
                     self.scene.join(other, self.node[id(user)], back=True)
@@ -309,7 +309,7 @@ class _Painter:
             copies = [
                 step for step in self.members[user] if isinstance(step, Box) and self.joined.root(step.source) == name
             ]
-            moved += [self._told(copy) for copy in copies if not self.graph.plan(copy).total]
+            moved += [self._told(copy) for copy in copies if not self.graph.boxing(copy).total]
             arrives = dict.fromkeys(brief(c.output.layout) for c in copies if c.output.name in self.joined.lifted)
             arrives.pop(brief(there), None)
             shared = len(self._only(name)) > 1
@@ -317,7 +317,7 @@ class _Painter:
             lines.append(f"{line} as {', '.join(arrives)}" if arrives else line)
             of = [name] if name not in told else []
             lifted = [c.output.name for c in copies if c.output.name in self.joined.lifted or self._bucketed(c)]
-            backs += [back for n in (*of, *lifted) for back in self._back(n) if back.plan.total]
+            backs += [back for n in (*of, *lifted) for back in self._back(n) if back.boxing.total]
         alone = self._alone(backs)
         if alone:
             lines += words(*alone, of=f"{'gradients' if len(alone) > 1 else 'gradient'}: ")
@@ -325,14 +325,14 @@ class _Painter:
         after = [part for source in sources if source.value.name not in told for part in self._updated(source)]
         if after:
             lines += words(*after, of="update: ")
-        plans = [*(part.plan for part in alone), *self._exchanges(backs)]
+        boxings = [*(part.boxing for part in alone), *self._exchanges(backs)]
         tip = "\n".join(
             [f"{'also ' * (s.value.name in told)}{s.value.name}: {s.value.layout}" for s in sources] + moved
         )
         name = f"parameters of {user}"
-        look = look_of(plans) if plans else "note"
+        look = look_of(boxings) if boxings else "note"
         parts = (*alone, *after)
-        self.scene.add(SceneNode(name, tuple(lines), look, node.path, node.place, bool(plans), True, tip, parts))
+        self.scene.add(SceneNode(name, tuple(lines), look, node.path, node.place, bool(boxings), True, tip, parts))
         self.scene.join(name, user, side=True)
 
     def _bucketed(self, box: Box) -> bool:
@@ -350,7 +350,7 @@ class _Painter:
         many = sum(back.bucket is not None for back in backs) > 1
         return [f"{'gradients' if many else 'gradient'} in {numbered('bucket', numbers)}"]
 
-    def _exchanges(self, backs: Sequence[Back]) -> list[BoxingPlan]:
+    def _exchanges(self, backs: Sequence[Back]) -> list[Boxing]:
         return [self.exchanges[back.bucket] for back in backs if back.bucket is not None]
 
     def _edge(self, name: str, step: GraphStep) -> None:

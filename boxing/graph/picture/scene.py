@@ -8,9 +8,9 @@ import torch
 
 from ....sbp import Layout
 from ....sbp.traits import traits
+from ...boxing import Boxing
 from ...figures import duration, user_path, volume
 from ...picture.palette import family
-from ...plan import BoxingPlan
 from ..move_prices import MovePart, MovePrices
 from ..move_table import CollectiveKind, ways_of
 from ..physical import Box, GraphStep, Op, Physical
@@ -151,9 +151,9 @@ def shape_only(step: GraphStep) -> bool:
 
 def words(*parts: MovePart, of: str = "") -> tuple[str, ...]:
     """The collectives of these moves, and what they cost together."""
-    ways = dict.fromkeys(way for part in parts for way in ways_of(part.plan))
+    ways = dict.fromkeys(way for part in parts for way in ways_of(part.boxing))
     if not ways:
-        kinds = dict.fromkeys(move.kind for part in parts for move in part.plan.moves)
+        kinds = dict.fromkeys(move.kind for part in parts for move in part.boxing.moves)
         return (of + (", ".join(kinds) or "as it lies"), "nothing sent")
     first, *rest = map(str, ways)
     cost = f"{volume(sum(p.bytes for p in parts))} a rank, {duration(sum(p.seconds for p in parts))}"
@@ -164,8 +164,8 @@ def summed(parts: Sequence[MovePart]) -> list[str]:
     """A line for each kind of collective in a module, the dearest first."""
     found: dict[tuple[CollectiveKind, ...], list[MovePart]] = {}
     for part in parts:
-        if part.plan.total:
-            found.setdefault(ways_of(part.plan), []).append(part)
+        if part.boxing.total:
+            found.setdefault(ways_of(part.boxing), []).append(part)
     lines = []
     for ways, of in sorted(found.items(), key=lambda item: -sum(p.seconds for p in item[1])):
         cost = f"{volume(sum(p.bytes for p in of))}, {duration(sum(p.seconds for p in of))}"
@@ -173,10 +173,10 @@ def summed(parts: Sequence[MovePart]) -> list[str]:
     return lines
 
 
-def look_of(of: Sequence[BoxingPlan | MovePart]) -> str:
+def look_of(of: Sequence[Boxing | MovePart]) -> str:
     """The family of what takes longest among the moves."""
-    plans = [each.plan if isinstance(each, MovePart) else each for each in of]
-    moves = [move for plan in plans for move in plan.moves]
+    boxings = [each.boxing if isinstance(each, MovePart) else each for each in of]
+    moves = [move for boxing in boxings for move in boxing.moves]
     return family(max(moves, key=lambda move: move.price.time).kind if moves else "view")
 
 

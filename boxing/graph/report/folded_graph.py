@@ -183,7 +183,7 @@ class FoldedGraph:
     def _free(self, box: Box) -> bool:
         """Whether nothing is sent by a move, nor by that of its gradient."""
         backs = self._backs.get(box.output.name, ())
-        return not self.graph.plan(box).total and not any(back.plan.total for back in backs)
+        return not self.graph.boxing(box).total and not any(back.boxing.total for back in backs)
 
     def _alone(self) -> set[str]:
         """The modules with one op and no parts."""

@@ -121,7 +121,7 @@ class _PageData:
         row = None if at is None else self.moves[at]
         return {
             "label": row.route if row else "nothing sent",
-            "look": look_of([row.plan]) if row else "free",
+            "look": look_of([row.boxing]) if row else "free",
             "back": own is None,
         }
 
@@ -156,7 +156,7 @@ class _PageData:
             "direction": row.direction,
             "change": self.text(change(row.src, row.dst)),
             "route": row.route,
-            "look": look_of([row.plan]),
+            "look": look_of([row.boxing]),
             "bytes": row.bytes,
             "total": row.total,
             "seconds": _rounded(row.seconds),
@@ -164,12 +164,12 @@ class _PageData:
             "once": row.once,
             "line": self.text(user_path(row.line)),
             "members": [self.graph.called.get(name, name) for name in dict.fromkeys(row.of)][:12],
-            "steps": [self._route_step(move, n, row.plan.cluster) for move, n in self._hops(row)],
+            "steps": [self._route_step(move, n, row.boxing.cluster) for move, n in self._hops(row)],
             "nodes": self._nodes_of(row.ends),
         }
 
     def _hops(self, row: MoveRow) -> Iterator[tuple[Move, int]]:
-        yield from zip(row.plan.moves, row.plan.busiest, strict=True)
+        yield from zip(row.boxing.moves, row.boxing.busiest, strict=True)
 
     def _route_step(self, move: Move, nbytes: int, cluster: Cluster) -> list[Any]:
         """A step of a route: its kind, the signature behind it, bytes of the busiest rank, seconds, and its link."""

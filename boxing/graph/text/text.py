@@ -48,8 +48,8 @@ from ....sbp import B, Layout
 from ....sbp.call import Call, Indices
 from ....sbp.logical import Origin
 from ....sbp.state import State, state_of
+from ...boxing import Boxing, between
 from ...figures import volume
-from ...plan import BoxingPlan, plan
 from ..physical import Back, Box, GraphStep, Op, Physical, Source, Value, Var
 
 __all__ = ["difference", "fingerprint", "to_text"]
@@ -144,7 +144,7 @@ class _Writer:
         said = "" if back.encoder is None else f" by {str(back.encoder)!r}"
         if back.encoding is not None:
             said = f" by {f'{back.encoding.encoder} over {_axes(back.encoding.axes)}'!r}"
-        way = self.comment(_told([back.plan]) if said else self.way(back.src, back.dst)) if self.comments else ""
+        way = self.comment(_told([back.boxing]) if said else self.way(back.src, back.dst)) if self.comments else ""
         return f"%{_name(back.into)} <- %{_name(back.of)}: {src} -> {dst}{bucket}{said}{way}"
 
     def value(self, value: Value) -> str:
@@ -189,15 +189,15 @@ def _layouts(graph: Physical) -> Iterator[Layout]:
 def _way(src: Layout, dst: Layout) -> str:
     """The collectives of a move, for the reader; one that is refused says so when the graph runs, not in print."""
     try:
-        how = plan(src, dst)
+        how = between(src, dst)
     except SbpflowError:
         return ""
     return _told([how])
 
 
-def _told(plans: Sequence[BoxingPlan]) -> str:
-    route = " then ".join(str(move).partition(" -> ")[0] for how in plans for move in how.moves)
-    most = sum(how.bytes for how in plans)
+def _told(boxings: Sequence[Boxing]) -> str:
+    route = " then ".join(str(move).partition(" -> ")[0] for how in boxings for move in how.moves)
+    most = sum(how.bytes for how in boxings)
     return ", ".join(filter(None, [route, f"{volume(most)} a rank" if most else "nothing is sent"]))
 
 

@@ -281,7 +281,7 @@ def cutter(layout: Layout) -> Callable[[Tensor], tuple[Tensor, ...]]:
         if value.device.type == "meta":
             raise SbpError(
                 f"a step was given a tensor {tuple(value.shape)} on meta, which has no values\n"
-                "  it is enough for graph.plan(...); to run, pass one with values"
+                "  it is enough for graph.plan_for(...); to run, pass one with values"
             )
         copies = [value.detach().to(where) for where in here] or [value.new_empty(0)]
         return tuple(copies) if whole is layout else box(copies, whole, layout, op="input")

@@ -27,5 +27,6 @@ def with_fix(
         return error
     return ShortageError(
         f"{error}\n  it fits with 'offload states ** to cpu' in its plan, or flow.nn.offload(model, \"*\"): "
-        f"{duration(seconds)} a step by our price; flow.plan(model, batch, memory={int(limit)}) may find one of less"
+        f"{duration(seconds)} a step by our price; "
+        f"flow.find_plan(model, batch, memory={int(limit)}) may find one of less"
     )

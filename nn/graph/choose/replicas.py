@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ....boxing.plan import plan
+from ....boxing.boxing import between
 from ....placement import Placement, default_cluster
 from ....sbp import B, layout
 from ....sbp.joint.op_cost import alone
@@ -73,7 +73,7 @@ class _Replicas:
         """Seconds of its way, whole on either side."""
         fake = self.logical.fakes[number]
         src, dst = (layout(place, B, tuple(fake.shape), fake.dtype) for place in (here, there))
-        return plan(src, dst).price.time
+        return between(src, dst).price.time
 
     def on(self, number: int, there: Placement, user: Origin) -> int:
         """The value as it is made on a placement, for the first who needs it there."""

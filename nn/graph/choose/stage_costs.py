@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....boxing.plan import plan
+from ....boxing.boxing import between
 from ....placement import Device, Placement, default_cluster
 from ....sbp import B, layout
 from ....sbp.joint.op_cost import bytes_of, dtype_of, seconds
@@ -135,7 +135,7 @@ class _CapturedWork:
             for x in values:
                 key = tuple(x.shape), x.dtype
                 if key not in prices:
-                    whole = plan(layout(here, B, *key), layout(there, B, *key)).price.time
+                    whole = between(layout(here, B, *key), layout(there, B, *key)).price.time
                     prices[key] = latency + (whole - latency) * self.share
                 found[layer] += prices[key]
         return found

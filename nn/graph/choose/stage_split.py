@@ -23,7 +23,7 @@ from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs, network_of
 from ....actors.schedules.published import published
 from ....actors.schedules.schedule import Schedule
-from ....boxing.plan import plan
+from ....boxing.boxing import between
 from ....placement import Cluster, Placement, default_cluster
 from ....placement.errors import PlacementError
 from ....sbp import B, P, S, layout
@@ -254,7 +254,7 @@ class _Splitter:
             return 0.0
         if (where, size) not in self.prices:
             src = layout(where, P, (size,), torch.uint8)
-            self.prices[where, size] = plan(src, layout(where, B, (size,), torch.uint8)).price.time
+            self.prices[where, size] = between(src, layout(where, B, (size,), torch.uint8)).price.time
         return self.prices[where, size]
 
     def hop(self, first: int, before: _Stage, stage: _Stage) -> float:
@@ -266,7 +266,7 @@ class _Splitter:
             return 0.0
         if (here, there, size) not in self.prices:
             src = layout(here, S(0), (size,), torch.uint8)
-            self.prices[here, there, size] = plan(src, layout(there, S(0), (size,), torch.uint8)).price.time
+            self.prices[here, there, size] = between(src, layout(there, S(0), (size,), torch.uint8)).price.time
         return self.prices[here, there, size]
 
     def costs(self, plan: _Plan) -> list[Costs]:

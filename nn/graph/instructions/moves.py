@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from ....boxing import box_async
+from ....boxing.boxing import between
 from ....boxing.exchange.filled_rows import box_filled
-from ....boxing.plan import plan
 from ....placement.world import owned
 from ..compiler.generated_calls import Bucket, hold, to_holders
 from ..compiler.source_text import SourceText
@@ -42,7 +42,7 @@ class MoveInstruction(Instruction):
             return sent, [whole] * len(transfer.pairs)
         ((src, dst),) = transfer.pairs
         own = transfer.encodings or transfer.is_cut_off(self.writes[0])
-        seen = sent and not own and plan(src, dst).is_view(memory.rank)
+        seen = sent and not own and between(src, dst).is_view(memory.rank)
         return sent, [sent[0] if seen else memory.new(memory.size(dst))]
 
 

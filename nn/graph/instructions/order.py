@@ -21,8 +21,8 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ....boxing.boxing import between
 from ....boxing.graph.physical import Back, Box, Physical
-from ....boxing.plan import plan
 from ....sbp import Layout
 from ..lower.recompute import Recomputed
 from ..lower.registers import LocalRegister, Transfer, values_of
@@ -109,7 +109,7 @@ class Writer:
         """The values that stay when those made of them are freed: sources, parts of sources, and values made of weights
         alone."""
         lie = self.layouts
-        seen = ((y, plan(lie[box.source], lie[y])) for y, box in self.boxes.items() if box.source in self.sources)
+        seen = ((y, between(lie[box.source], lie[y])) for y, box in self.boxes.items() if box.source in self.sources)
         parts = (y for y, way in seen if not way.sends)
         return {*self.sources, *self.weights, *parts}
 
@@ -284,7 +284,7 @@ class Writer:
             return False
         src, dst = self.layouts[box.source], box.output.layout
         larger = src.state.split - dst.state.split
-        return bool(larger) and src.placement is dst.placement and plan(src, dst).sends
+        return bool(larger) and src.placement is dst.placement and between(src, dst).sends
 
     def back(self, move: Back) -> MoveNow:
         """The move of a gradient, all of which has come."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable, Iterable
 
+from ....boxing.boxing import Boxing
 from ....boxing.graph.physical import Physical
-from ....boxing.plan import BoxingPlan
 from ....sbp import Layout
 
 __all__ = ["alike", "equal_ranks"]
@@ -14,10 +14,10 @@ def equal_ranks(graph: Physical) -> list[list[int]]:
     layouts = dict.fromkeys(value.layout for value in graph.values.values())
     layouts |= dict.fromkeys(of for source in graph.sources for of in (source.home, source.master))
     layouts |= dict.fromkeys(layout for back in graph.backs for layout in (back.src, back.dst))
-    return alike(layouts, dict.fromkeys([*map(graph.plan, graph.boxes), *(back.plan for back in graph.backs)]))
+    return alike(layouts, dict.fromkeys([*map(graph.boxing, graph.boxes), *(back.boxing for back in graph.backs)]))
 
 
-def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[int]]:
+def alike(layouts: Iterable[Layout], ways: Iterable[Boxing]) -> list[list[int]]:
     """The ranks of these layouts in groups that hold as much of each, and see the same of it after these moves.
 
     Ranks are asked one by one only of what differs among them: there may be thousands.
@@ -35,7 +35,7 @@ def alike(layouts: Iterable[Layout], ways: Iterable[BoxingPlan]) -> list[list[in
     return list(groups.values())
 
 
-def _differs(way: BoxingPlan) -> bool:
+def _differs(way: Boxing) -> bool:
     """Whether some ranks may have a view after a move and others not. Where all was cut evenly in one piece, and got no
     addends, all of them have it or none."""
     if way.sends:

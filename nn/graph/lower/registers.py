@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from ....boxing.encoding import Encoding, MoveEncoder, encoded_plans
+from ....boxing.boxing import Boxing, between
+from ....boxing.encoding import Encoding, MoveEncoder, encoded_boxings
 from ....boxing.exchange.execute import exchanges
 from ....boxing.exchange.filled_rows import filled_exchanges
-from ....boxing.plan import BoxingPlan, plan
 from ....placement.world import owned
 from ....sbp import Layout
 
@@ -97,10 +97,10 @@ class Transfer:
     encoder: MoveEncoder | None = None
 
     @property
-    def plans(self) -> tuple[BoxingPlan, ...]:
+    def plans(self) -> tuple[Boxing, ...]:
         if self.encodings:
-            return encoded_plans(self.pairs, self.encodings)
-        return tuple(plan(src, dst) for src, dst in self.pairs)
+            return encoded_boxings(self.pairs, self.encodings)
+        return tuple(between(src, dst) for src, dst in self.pairs)
 
     @property
     def here(self) -> bool:
@@ -137,7 +137,7 @@ class Transfer:
         if self.saves or self.saved or not self.sends:
             return 0
         if self.filled:
-            return filled_exchanges(plan(*self.pairs[0]))
+            return filled_exchanges(between(*self.pairs[0]))
         return 1 if self.together else exchanges(self.plans[0]) if self.encoder is None else 0
 
     @cached_property

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from ....boxing.boxing import between
 from ....boxing.graph.measures import Held
 from ....boxing.graph.move_table import buckets_home, of_owner, updates_of, value_for_owner
 from ....boxing.graph.physical import Back, Physical, Source
-from ....boxing.plan import plan
 from ....sbp import Layout
 from ..lower.equal_ranks import alike
 from ..lower.localise import Localiser
@@ -32,7 +32,7 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
     layouts = [of for s in sources for of in (s.master, s.value.layout, *(way.dst for way in updates_of(s)))]
     layouts += [of_owner(s) for s in sources if s.owner is not None]
     layouts += [of for back in coded for of in (back.src, back.dst)]
-    ways = [plan(_lies(s), s.master) for s in sources if s.value.layout.dtype is s.master.dtype]
+    ways = [between(_lies(s), s.master) for s in sources if s.value.layout.dtype is s.master.dtype]
     group = {rank: at for at, equal in enumerate(alike(layouts, ways)) for rank in equal}
     keys = {rank: (group.get(rank, -1), one) for rank, one in live.items()}  # equal ranks are worked out once
     firsts = {key: rank for rank, key in keys.items()}
@@ -86,4 +86,4 @@ def _is_own(lies: Layout, master: Layout, rank: int) -> int:
     """The bytes of what an optimizer changes, where that has memory of its own."""
     if lies is master or rank not in master.placement:
         return 0
-    return 0 if lies.dtype is master.dtype and plan(lies, master).is_view(rank) else bytes_on(master, rank)
+    return 0 if lies.dtype is master.dtype and between(lies, master).is_view(rank) else bytes_on(master, rank)

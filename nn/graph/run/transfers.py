@@ -9,9 +9,9 @@ from torch.nn.functional import pad
 
 from ....actors.runtime.channel import Carrier, UnderWay, tag_of
 from ....boxing import box
+from ....boxing.boxing import between
 from ....boxing.exchange.buffer import finish, pack, plain
 from ....boxing.exchange.slow_link import open_link
-from ....boxing.plan import plan
 from ....boxing.record import note
 from ....boxing.routes.program import PieceCut, RankProgram
 from ....placement.world import device, owned
@@ -45,8 +45,8 @@ class Transit:
     """One value on its way between two ranks' groups: this rank's part of the transfer."""
 
     def __init__(self, src: Layout, dst: Layout, rank: int) -> None:
-        self.plan = plan(src, dst)
-        ((program,),) = [one for one in self.plan.programs(rank) if one] or [(RankProgram((), ()),)]
+        self.boxing = between(src, dst)
+        ((program,),) = [one for one in self.boxing.programs(rank) if one] or [(RankProgram((), ()),)]
         self.program, self.rank = program, rank
         self.dtype = dst.dtype
         here = rank in dst.placement.flat
@@ -139,7 +139,7 @@ class BundleLink:
         if not self.ways[kind]:
             return [line.send(peer, tag, torch.zeros(1, device=line.device)) for peer in self.peers]
         for way in self.ways[kind]:
-            note("hop", way.plan)
+            note("hop", way.boxing)
         return [line.send(message.peer, tag, message.packed(value)) for message in self.out[kind]]
 
     def receive(self, label: int) -> tuple[Sequence[UnderWay], Callable[[], Any]]:
@@ -149,7 +149,7 @@ class BundleLink:
         if not ways:
             return [line.receive(peer, tag, torch.zeros(1, device=line.device)) for peer in self.peers], tuple
         for way in ways:
-            note("hop", way.plan)
+            note("hop", way.boxing)
         buffers = [message.empty() for message in messages]
 
         def value() -> tuple[Tensor, ...]:

@@ -132,7 +132,7 @@ class _Chunker:
             if not isinstance(stage, Box):
                 continue
             crosses = self.crosses(stage)
-            if at in far or (stage.source in weights and (crosses or gathers or not graph.plan(stage).sends)):
+            if at in far or (stage.source in weights and (crosses or gathers or not graph.boxing(stage).sends)):
                 self.once.add(at)
                 weights.add(stage.output.name)
             elif stage.source in inputs and not graph.values[stage.source].grad:

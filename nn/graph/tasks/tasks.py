@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ....boxing.boxing import between
 from ....boxing.graph.buckets import gathered
 from ....boxing.graph.physical import Box, Physical
-from ....boxing.plan import plan
 from ....placement.errors import SbpError
 from ..instructions.computing import AddPart, Backward, FirstHalf, Forward, Parts, SecondHalf, SeedGradient
 from ..instructions.eager_parts import PartBackward
@@ -145,7 +145,7 @@ class _Tasks:
     def hop(self, source: Name, target: Name, reads: LocalRegister, writes: LocalRegister) -> None:
         """A value sent: what is done to it before it leaves its group, and behind its arrival."""
         src, dst = self.writer.layouts[reads], self.writer.layouts[writes]
-        moves = plan(src, dst).moves
+        moves = between(src, dst).moves
         at = next(n for n, move in enumerate(moves) if move.kind == "transfer")
         pair = moves[at].src, moves[at].dst
         sent = reads if pair[0] is src else LocalRegister("sent", writes)
@@ -259,7 +259,7 @@ class _Tasks:
         for do in self.before:
             (pair,) = self.writer.transfers[do.number].pairs
             source = do.reads[-1]
-            if source in self.writer.sources and source in home and plan(*pair).sends:
+            if source in self.writer.sources and source in home and between(*pair).sends:
                 alike[home[source], seen[home[source]] % many].append(do)
                 seen[home[source]] += 1
             else:

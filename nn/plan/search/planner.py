@@ -40,7 +40,7 @@ from .runners_up import OtherPlan, TriedPlan, runners_up, said_of
 from .seeking import Seeking
 from .trying import SURE, Trying
 
-__all__ = ["FoundPlan", "OtherPlan", "plan"]
+__all__ = ["FoundPlan", "OtherPlan", "find_plan"]
 
 
 class FoundPlan(Plan):
@@ -75,7 +75,7 @@ class FoundPlan(Plan):
         return said + (table(("tried", "at least", "why not"), tried, (1,)) if tried else "")
 
 
-def plan(
+def find_plan(
     model: nn.Module,
     batch: Any,
     *,
@@ -94,13 +94,13 @@ def plan(
     """
     if isinstance(model, Layout):
         raise SbpError(
-            "flow.plan is the planner of a model, and was given a layout\n"
-            "  how a tensor gets from one layout to another: flow.boxing.plan(src, dst)"
+            "flow.find_plan is the planner of a model, and was given a layout\n"
+            "  how a tensor gets from one layout to another: flow.boxing.between(src, dst)"
         )
     if not isinstance(model, nn.Module):
         raise SbpError(
-            f"flow.plan of {type(model).__name__}\n"
-            "  give it an nn.Module first, and a plan by its name: flow.plan(model, batch, plan=...)"
+            f"flow.find_plan of {type(model).__name__}\n"
+            "  give it an nn.Module first, and a plan by its name: flow.find_plan(model, batch, plan=...)"
         )
     asked = _Question(model, batch, cluster, memory, loss_fn, optimizer, ranks, told)
     with priced_by(cluster), uncollected():
@@ -230,7 +230,7 @@ def _ranks_of(said: PlanText | None, which: Cluster | str | Path | None, ranks: 
         ranks = ranks or world().size
     if ranks is None and kind == "cpu":
         raise SbpError(
-            "flow.plan: nothing says on how many ranks the model is to run, and there is no card here\n"
+            "flow.find_plan: nothing says on how many ranks the model is to run, and there is no card here\n"
             '  give it ranks=4, a grid, as in plan="grid (data=4)", or what to plan for, as in cluster="h100x8"'
         )
     several = len(there.levels) > 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import sbpflow as flow
-from sbpflow.boxing import Pending, box, box_async, gather, plan, record, scatter
+from sbpflow.boxing import Pending, between, box, box_async, gather, record, scatter
 from sbpflow.boxing.exchange.execute import transport
 from sbpflow.placement import DtypeError, Placement, placement, use_cluster
 from sbpflow.placement.ranks import Nested
@@ -81,9 +81,9 @@ def travel(src: Layout, dst: Layout) -> dict[int, Trip]:
         torch.autograd.backward(out, entrusted(dst.dual, "gradient"))
         grads = {r: image(m.grad) for r, m in zip(owned(src.placement), mine, strict=False) if m.grad is not None}
     back = sent - start - there
-    assert all(there[r] == plan(src, dst).sent(r) for r in owned(src.placement)), "bytes unlike the plan's"
+    assert all(there[r] == between(src, dst).sent(r) for r in owned(src.placement)), "bytes unlike the plan's"
     assert outs or not out[0].numel(), "a token holds something"
-    return {r: Trip(outs.get(r), grads.get(r), there[r], back[r]) for r in plan(src, dst).ranks if r in outs | grads}
+    return {r: Trip(outs.get(r), grads.get(r), there[r], back[r]) for r in between(src, dst).ranks if r in outs | grads}
 
 
 def travels(cases: Sequence[Pair], prices: str | None, native: bool | None) -> Trips:

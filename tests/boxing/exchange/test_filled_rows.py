@@ -28,7 +28,7 @@ def moved(x: Tensor, src: str, dst: str, name: str = "cpu:[0-3]") -> tuple[Tenso
     with flow.record() as moves, torch.no_grad():
         shards = box_filled(scatter(x, ends[0]), *ends)
     told = transport().sent.bytes.total() - before
-    return gather(shards, ends[1]), [moves[-1].plan.total, told]
+    return gather(shards, ends[1]), [moves[-1].boxing.total, told]
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 3), (5, 7, 3), (1, 6, 4), (4, 2, 1), (0, 4, 3)], ids=str)

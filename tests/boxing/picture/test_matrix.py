@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 from itertools import product
 
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.boxing.picture.matrix import moves_matrix
 from sbpflow.placement import placement
 from sbpflow.sbp import layout
@@ -14,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def drawn(placed: str, kinds: tuple[str, ...], title: str = "") -> ET.Element:
     p = placement(placed)
     known = [layout(p, sbp, (8, 8)) for sbp in product(kinds, repeat=p.ndim)]
-    return ET.fromstring(moves_matrix([plan(src, dst) for src, dst in product(known, known)], title))
+    return ET.fromstring(moves_matrix([between(src, dst) for src, dst in product(known, known)], title))
 
 
 def test_every_pair_has_a_cell_with_its_whole_plan() -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from sbpflow.boxing import lower_bound, plan
+from sbpflow.boxing import between, lower_bound
 from sbpflow.placement import placement, use_cluster
 from sbpflow.placement.errors import SbpError
 from sbpflow.sbp import B, Layout, P, S, Sbp, layout
@@ -124,11 +124,11 @@ def test_no_plan_of_all_is_below_the_bound(axes: tuple[int, ...], size: str) -> 
 
 
 def stays_above_the_bound(src: Layout, dst: Layout) -> None:
-    assert plan(src, dst).bytes >= lower_bound(src, dst) * (1 - 1e-12), f"{plan(src, dst)}"
+    assert between(src, dst).bytes >= lower_bound(src, dst) * (1 - 1e-12), f"{between(src, dst)}"
 
 
 def meets_the_bound(src: Layout, dst: Layout) -> None:
-    assert plan(src, dst).bytes == lower_bound(src, dst), f"{plan(src, dst)}, bound {lower_bound(src, dst)}"
+    assert between(src, dst).bytes == lower_bound(src, dst), f"{between(src, dst)}, bound {lower_bound(src, dst)}"
 
 
 @pytest.mark.sampled(6)
@@ -160,7 +160,7 @@ def test_without_addends_all_plans_meet_the_bound_on_three_axes(shape: tuple[int
 def ratios(pairs: list[Pair]) -> list[float]:
     """Bytes over bound, of the pairs whose target holds no addends and that have something to send."""
     chosen = [(a, b) for a, b in pairs if not b.state.partial and lower_bound(a, b)]
-    return [plan(a, b).bytes / lower_bound(a, b) for a, b in chosen]
+    return [between(a, b).bytes / lower_bound(a, b) for a, b in chosen]
 
 
 @pytest.mark.parametrize("which", [public, ordered])
@@ -194,7 +194,7 @@ def test_what_needs_nothing_is_sent_nothing(axes: tuple[int, ...], size: str) ->
     pairs = every_pair(ordered(grid(*axes), SHAPES[size]))
     free = [pair for pair in sample(pairs, 400, (axes, size)) if lower_bound(*pair) == 0 and not pair[1].state.partial]
     assert free
-    assert [str(plan(*pair)) for pair in free if plan(*pair).bytes] == []
+    assert [str(between(*pair)) for pair in free if between(*pair).bytes] == []
 
 
 def test_a_bound_is_between_layouts_of_one_tensor() -> None:

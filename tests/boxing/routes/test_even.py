@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 import sbpflow as flow
-from sbpflow.boxing.plan import plan
+from sbpflow.boxing.boxing import between
 from sbpflow.sbp import Sbp
 
 ENTRIES: tuple[Sbp, ...] = (flow.B, flow.P, flow.S(0), flow.S(1))
@@ -21,7 +21,7 @@ def test_bytes_are_those_of_all_programs(grid: tuple[int, ...], shape: tuple[int
     entries = ENTRIES if shape else ENTRIES[:2]
     with flow.use_cluster("two_level"):
         for a, b in product(product(entries, repeat=len(grid)), repeat=2):
-            way = plan(*(flow.layout(where, each, shape) for each in (a, b)))
+            way = between(*(flow.layout(where, each, shape) for each in (a, b)))
             assert way.bytes == max(way.received(rank) for rank in way.ranks), str(way)
             assert way.total == sum(way.sent(rank) for rank in way.ranks), str(way)
 
@@ -33,16 +33,18 @@ def test_bytes_to_another_placement_are_those_of_all_programs(there: range, shap
     entries = ENTRIES if shape else ENTRIES[:2]
     with flow.use_cluster("two_level"):
         for a, b in product(product(entries, repeat=2), repeat=2):
-            way = plan(flow.layout(src, a, shape), flow.layout(dst, b, shape))
+            way = between(flow.layout(src, a, shape), flow.layout(dst, b, shape))
             assert way.bytes == max(way.received(rank) for rank in way.ranks), str(way)
             assert way.total == sum(way.sent(rank) for rank in way.ranks), str(way)
 
 
 def test_no_rank_is_asked_where_all_hold_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     where = flow.placement("cpu", range(1024)).reshape((128, 8))
-    way = plan(flow.layout(where, (flow.P, flow.P), (4096, 4096)), flow.layout(where, (flow.B, flow.B), (4096, 4096)))
+    way = between(
+        flow.layout(where, (flow.P, flow.P), (4096, 4096)), flow.layout(where, (flow.B, flow.B), (4096, 4096))
+    )
     next_stage = flow.placement("cpu", range(1024, 2048)).reshape((128, 8))
-    hop = plan(
+    hop = between(
         flow.layout(where, (flow.S(0), flow.B), (4096, 64)), flow.layout(next_stage, (flow.S(0), flow.B), (4096, 64))
     )
     monkeypatch.setattr(type(way), "programs", lambda self, rank: pytest.fail("a rank was asked"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.boxing.graph.move_table import ways_of
 from sbpflow.placement import cluster, placement, use_cluster
 from sbpflow.placement.links import Links, Price
@@ -34,7 +34,7 @@ def test_the_bytes_of_every_price_are_those_received(axes: tuple[int, ...], pric
 
 
 def is_priced_by_its_bytes(src: Layout, dst: Layout) -> None:
-    way = plan(src, dst)
+    way = between(src, dst)
     assert way.price.bytes == pytest.approx(way.bytes), f"{way.price.bytes} for {way}"
 
 
@@ -45,7 +45,7 @@ def test_uneven_pieces_are_priced_by_the_largest(axes: tuple[int, ...], shape: t
     """A price is at most one element a dim and step off; it may say too much, hardly too little."""
     pairs = sample(every_pair(ordered(grid(*axes), shape)), 100, (axes, shape))
     with use_cluster("flat"):
-        ways = [plan(*pair) for pair in pairs]
+        ways = [between(*pair) for pair in pairs]
     assert [str(way) for way in ways if way.bytes > way.price.bytes + sum(shape) * 8 * len(way.moves)] == []
 
 
@@ -53,7 +53,7 @@ def test_uneven_pieces_are_priced_by_the_largest(axes: tuple[int, ...], shape: t
 def test_by_the_presets_small_moves_take_latency_and_large_ones_bandwidth(prices: str) -> None:
     p = placement("cpu:[0-7]")
     with use_cluster(prices):
-        small, large = (plan(layout(p, P, (n,)), layout(p, B, (n,))).price.time for n in (8, 1 << 28))
+        small, large = (between(layout(p, P, (n,)), layout(p, B, (n,))).price.time for n in (8, 1 << 28))
         latency, bandwidth = cluster(prices).link(p, (0,))
     assert latency <= small <= 20 * latency
     assert large == pytest.approx(2 * 7 / 8 * (4 << 28) / bandwidth, rel=0.05)
@@ -62,7 +62,7 @@ def test_by_the_presets_small_moves_take_latency_and_large_ones_bandwidth(prices
 def test_an_axis_of_one_rank_costs_nothing() -> None:
     p = placement("cpu:[0-3] as (1, 4)")
     with use_cluster("cpu"):
-        assert plan(layout(p, (S(0), B), (8,)), layout(p, (P, B), (8,))).price == Price(0, 0)
+        assert between(layout(p, (S(0), B), (8,)), layout(p, (P, B), (8,))).price == Price(0, 0)
 
 
 def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum() -> None:
@@ -70,7 +70,7 @@ def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum()
     for device in ("cpu", "cuda"):
         src = layout(placement(f"{device}:[0-3]"), P, (4,))
         by_hand = device == "cpu"
-        assert ("all_reduce_once" in [move.kind for move in plan(src, src.to(B)).moves]) == by_hand
+        assert ("all_reduce_once" in [move.kind for move in between(src, src.to(B)).moves]) == by_hand
         assert ("all_reduce_once" in Links.of(src.placement, cluster("flat")).reductions) == by_hand
 
 
@@ -78,7 +78,7 @@ def test_a_plan_for_cuda_leaves_adding_up_to_the_backend_however_small_the_sum()
 def test_a_sum_on_its_way_to_other_ranks_is_gathered_for_nobody_who_wants_pieces(size: int) -> None:
     """Messages of one rank are on their way at once: four latencies for four pieces made gathering look cheaper."""
     src, dst = (layout(placement("cuda", range(*ends)), sbp, (size, size)) for ends, sbp in (((4,), P), ((4, 6), S(0))))
-    way = plan(src, dst)
+    way = between(src, dst)
     assert way.route == "reduce_scatter, transfer"
     assert way.total == 4 * src.nbytes
 
@@ -91,7 +91,7 @@ def test_over_an_axis_that_crosses_hosts_each_of_them_sends_what_the_others_lack
     each time, and twice as much where every rank sends to every other."""
     p = placement("cpu:[0-7]")
     with use_cluster(cluster("two_level").with_node(2)):
-        way = plan(layout(p, src, (64, 16)), layout(p, dst, (64, 16)))
+        way = between(layout(p, src, (64, 16)), layout(p, dst, (64, 16)))
     parts = [
         (rank, part) for rank in p.flat for exchanges in way.programs(rank) for one in exchanges for part in one.sends
     ]
@@ -101,13 +101,13 @@ def test_over_an_axis_that_crosses_hosts_each_of_them_sends_what_the_others_lack
 def test_a_card_leaves_hosts_to_the_collectives_of_its_backend() -> None:
     p = placement("cuda:[0-15]")
     with use_cluster("h100x8"):
-        assert all(move.src.placement is p for move in plan(layout(p, P, (64, 16)), layout(p, B, (64, 16))).moves)
+        assert all(move.src.placement is p for move in between(layout(p, P, (64, 16)), layout(p, B, (64, 16))).moves)
 
 
 def test_steps_between_hosts_and_inside_of_them_are_told_as_over_the_axis_that_crosses_them() -> None:
     p = placement("cpu:[0-7] as (data=8)")
     with use_cluster(cluster("two_level").with_node(2)):
-        ways = ways_of(plan(layout(p, P, (64, 16)), layout(p, B, (64, 16))))
+        ways = ways_of(between(layout(p, P, (64, 16)), layout(p, B, (64, 16))))
     assert [(way.kind, way.axes) for way in ways] == [
         ("reduce_scatter", ("data",)), ("all_reduce", ("data",)), ("all_gather", ("data",)),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from math import prod
 import pytest
 import torch
 
-from sbpflow.boxing import box, plan
+from sbpflow.boxing import between, box
 from sbpflow.boxing.exchange.execute import transport
 from sbpflow.boxing.routes.route import search
 from sbpflow.placement import placement, use_cluster
@@ -93,7 +93,7 @@ def local_bytes(lies: Layout) -> int:
 
 
 def beats_every_order_of_axes(src: Layout, dst: Layout, *, holes: bool = False) -> None:
-    way = plan(src, dst)
+    way = between(src, dst)
     best = per_axis(src, dst, Links.of(src.placement, way.cluster), holes)
     assert way.price.time <= best * NOISE, f"{way.price.time:g} > {best:g}, {way}"
 
@@ -125,12 +125,12 @@ def test_no_order_of_single_axes_is_faster_for_any_pair(axes: tuple[int, ...], p
 def test_a_hierarchical_all_reduce_comes_out_by_itself(axes: tuple[int, int]) -> None:
     """Reduce inside the node, a share of the bytes between nodes, gather inside the node."""
     with use_cluster(network("two_level", axes)):
-        way = plan(layout(grid(*axes), (P, P), EVEN), layout(grid(*axes), B, EVEN))
+        way = between(layout(grid(*axes), (P, P), EVEN), layout(grid(*axes), B, EVEN))
     over = [(move.kind, move.axes) for move in way.moves]
     assert over[0] == ("reduce_scatter", (1,))
     assert over[-1] == ("all_gather", (1,))
-    between = max(move.price.bytes for move in way.moves if 0 in move.axes)
-    assert between <= 2 * way.src.nbytes / axes[1] * (axes[0] - 1) / axes[0]
+    crossing = max(move.price.bytes for move in way.moves if 0 in move.axes)
+    assert crossing <= 2 * way.src.nbytes / axes[1] * (axes[0] - 1) / axes[0]
 
 
 @pytest.mark.parametrize(("sbp", "times"), [((P, B), 2.5), ((S(0), S(0)), 2.0)], ids=str)
@@ -139,7 +139,7 @@ def test_slow_links_carry_little(sbp: tuple[Sbp, Sbp], times: float) -> None:
     p = grid(2, 4)
     src, dst = layout(p, sbp, EVEN), layout(p, B, EVEN)
     with use_cluster(network("two_level", (2, 4))):
-        way = plan(src, dst)
+        way = between(src, dst)
         links = Links.of(p, way.cluster)
     naive = [changed(src, (1, B)), changed(changed(src, (1, B)), (0, B))]
     assert sum(step_time(a, b, links) for a, b in itertools.pairwise([src, *naive])) >= times * way.price.time
@@ -156,8 +156,8 @@ def test_without_addends_no_detour_is_faster(axes: tuple[int, ...], prices: str)
     with use_cluster(network(prices, axes)):
         ways = itertools.product(ends, stops, ends)
         for a, b, c in sample(ways, 300 if len(axes) < 3 else 20, (axes, prices)):
-            if plan(a, c).price.time > (plan(a, b).price.time + plan(b, c).price.time) * NOISE:
-                wrong.append(f"{plan(a, c)}, but {plan(a, b)} and {plan(b, c)}")
+            if between(a, c).price.time > (between(a, b).price.time + between(b, c).price.time) * NOISE:
+                wrong.append(f"{between(a, c)}, but {between(a, b)} and {between(b, c)}")
     assert wrong == []
 
 
@@ -195,7 +195,7 @@ def test_steps_lead_from_the_source_to_the_target(axes: tuple[int, ...]) -> None
 @ON_NETWORKS
 def test_staying_is_no_step(axes: tuple[int, ...], prices: str) -> None:
     with use_cluster(network(prices, axes)):
-        assert [str(plan(lies, lies)) for lies in ordered(grid(*axes), EVEN) if plan(lies, lies).moves] == []
+        assert [str(between(lies, lies)) for lies in ordered(grid(*axes), EVEN) if between(lies, lies).moves] == []
 
 
 def needs_nothing(src: Layout, dst: Layout) -> bool:
@@ -222,9 +222,9 @@ def gives_a_view(src: Layout, dst: Layout) -> None:
     shards, _ = drawn(src)
     calls = transport().sent.calls.total()
     out = box(shards, src, dst)
-    assert transport().sent.calls.total() == calls, f"{plan(src, dst)}"
+    assert transport().sent.calls.total() == calls, f"{between(src, dst)}"
     places = [[t.untyped_storage().data_ptr() for t in tensors] for tensors in (shards, out)]
-    assert not src.numel or same_where_full(places, [t.numel() for t in out]), f"{plan(src, dst)} copies"
+    assert not src.numel or same_where_full(places, [t.numel() for t in out]), f"{between(src, dst)} copies"
 
 
 def same_where_full(places: Sequence[Sequence[int]], sizes: Sequence[int]) -> bool:
@@ -244,7 +244,7 @@ def test_free_moves_send_no_byte_in_no_call(sbp: Sbp, target: Sbp, size: str, pr
     before = (sent.bytes.total(), sent.calls.total())
     with use_cluster(network(prices, (4,))):
         box(drawn(src)[0], src, dst)
-        assert (plan(src, dst).total, plan(src, dst).price) == (0, (0.0, 0.0))
+        assert (between(src, dst).total, between(src, dst).price) == (0, (0.0, 0.0))
     assert (sent.bytes.total(), sent.calls.total()) == before
 
 
@@ -282,7 +282,7 @@ def test_a_placement_of_many_axes_is_planned_without_a_search_and_keeps_the_valu
     src: tuple[Sbp, ...], dst: tuple[Sbp, ...]
 ) -> None:
     a, b = layout(WIDE, src, (9, 7), torch.float64), layout(WIDE, dst, (9, 7), torch.float64)
-    assert calls(lambda: plan(a, b)) < 1_000_000
+    assert calls(lambda: between(a, b)) < 1_000_000
     shards, whole = drawn(a, (a.lie, b.lie))
     assert_means(box(shards, a, b), b, whole)
 
@@ -290,6 +290,6 @@ def test_a_placement_of_many_axes_is_planned_without_a_search_and_keeps_the_valu
 def test_eight_axes_of_two_ranks_are_gathered_at_once() -> None:
     wide = placement("cpu", range(256)).reshape((2,) * 8)
     src = layout(wide, (S(0),) * 8, (1024, 64))
-    (move,) = plan(src, src.to(B)).moves
+    (move,) = between(src, src.to(B)).moves
     assert (move.kind, move.axes) == ("all_gather", tuple(range(8)))
-    assert plan(src, src.to(B)).received(0) == 255 * 4 * 64 * 4
+    assert between(src, src.to(B)).received(0) == 255 * 4 * 64 * 4

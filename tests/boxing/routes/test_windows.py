@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from sbpflow.boxing import box, gather, plan, scatter
+from sbpflow.boxing import between, box, gather, scatter
 from sbpflow.placement import Placement, placement
 from sbpflow.sbp import B, Layout, S, Sbp, State, layout
 from sbpflow.sbp.state import Lie, Window
@@ -62,7 +62,7 @@ def test_two_dims_send_corners_too() -> None:
     have, x = layout(GRID, (S(0), S(1)), (6, 8), F64), whole_of((6, 8))
     moved = box(scatter(x, have), have, to)
     assert all(torch.equal(shard, x[to.slices(rank)]) for rank, shard in zip(GRID.flat, moved, strict=True))
-    assert plan(have, to).bytes == (3 * 2 + 1 * 4 + 1 * 2) * 8  # columns, a row, and a corner of the diagonal
+    assert between(have, to).bytes == (3 * 2 + 1 * 4 + 1 * 2) * 8  # columns, a row, and a corner of the diagonal
     back = [torch.randn(to.local_shape(rank), dtype=F64) for rank in GRID.flat]
     torch.testing.assert_close(gather(box(back, to.dual, have), have), overlapped(back, to))
 
@@ -70,26 +70,26 @@ def test_two_dims_send_corners_too() -> None:
 @pytest.mark.parametrize("reach", [1, 2, 3])
 def test_a_halo_is_as_many_rows_a_side_as_windows_reach(reach: int) -> None:
     to = seen_of(LINE, (S(0),), (16, 5), Window(16, -reach, reach), None)
-    way = plan(layout(LINE, S(0), (16, 5), F64), to)
+    way = between(layout(LINE, S(0), (16, 5), F64), to)
     assert way.route == "halo"
     assert way.bytes == 2 * reach * 5 * 8
     assert way.total == 6 * reach * 5 * 8  # ranks at the ends have one neighbour
-    back = plan(to.dual, layout(LINE, S(0), (16, 5), F64))
+    back = between(to.dual, layout(LINE, S(0), (16, 5), F64))
     assert (back.route, back.total) == ("halo_sum", way.total)
 
 
 def test_a_rank_of_fewer_rows_than_it_needs_takes_them_of_several() -> None:
     to = seen_of(LINE, (S(0),), (4, 5), Window(4, -2, 2), None)
-    way = plan(layout(LINE, S(0), (4, 5), F64), to)
+    way = between(layout(LINE, S(0), (4, 5), F64), to)
     assert [len(program.receives) for rank in LINE.flat for (program,) in way.programs(rank)] == [2, 3, 3, 2]
 
 
 def test_what_is_whole_is_cut_and_addends_stay_addends() -> None:
     to = seen_of(LINE, (S(0),), (16, 5), Window(16, -1, 1), None)
-    assert plan(layout(LINE, B, (16, 5), F64), to).route == "slice"
+    assert between(layout(LINE, B, (16, 5), F64), to).route == "slice"
     terms = Layout(LINE, State(((), ()), (0,)), (16, 5), F64)
     back = [torch.randn(to.local_shape(rank), dtype=F64) for rank in LINE.flat]
-    assert plan(to.dual, terms).route == "to_partial"
+    assert between(to.dual, terms).route == "to_partial"
     torch.testing.assert_close(gather(box(back, to.dual, terms), terms), overlapped(back, to))
 
 
@@ -103,7 +103,7 @@ def test_another_placement_gets_the_pieces_first() -> None:
     other = placement("cpu:[4-5]")
     to = seen_of(other, (S(0),), (9, 5), Window(9, -1, 1), None)
     have, x = layout(LINE, S(0), (9, 5), F64), whole_of((9, 5))
-    assert plan(have, to).route == "transfer, halo"
+    assert between(have, to).route == "transfer, halo"
     moved = box(scatter(x, have), have, to)
     assert all(torch.equal(shard, x[to.slices(rank)]) for rank, shard in zip(other.flat, moved, strict=True))
     back = [torch.ones(to.local_shape(rank), dtype=F64) for rank in other.flat]

@@ -46,7 +46,7 @@ def load_and_go_on(folder: Path, kind: str, name: str) -> tuple[Any, Any, Any]:
     flow.load(folder, model, optimizer=optimizer)
     step = plans.step_of(model, optimizer, name, kind)
     with traffic() as bytes_:
-        step.plan(*plans.batch(2)).planned.prepare()
+        step.plan_for(*plans.batch(2)).planned.prepare()
     mine = {x.data_ptr(): x.nbytes for value in model.state_dict().values() for x in value._shards}
     for each in optimizer.state.values():
         for part in each.values():
@@ -97,7 +97,7 @@ def trained(at: int, where: flow.Placement, folder: Path, *, load: bool) -> tupl
     step = flow.compile(model, pipes.square_loss, optimizer, placement=where)
     with traffic() as bytes_:
         if load:
-            step.plan(*pipes.numbers(at, 8, 40)).planned.prepare()
+            step.plan_for(*pipes.numbers(at, 8, 40)).planned.prepare()
         else:
             step(*pipes.numbers(at, 8, 40))
             flow.save(folder, model, optimizer=optimizer, asynchronous=True).wait()

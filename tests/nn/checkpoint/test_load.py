@@ -29,7 +29,7 @@ def test_a_run_goes_on_in_another_plan(tmp_path: Path, kind: str, before: str, a
     flow.load(tmp_path / "step-2", fresh, optimizer=optimizer2)
     assert optimizer2.param_groups[0]["lr"] == 1e-2
     step2 = plans.step_of(fresh, optimizer2, after, kind)
-    step2.plan(*plans.batch(2)).planned.prepare()
+    step2.plan_for(*plans.batch(2)).planned.prepare()
     plans.same(plans.weights(fresh), held)
     plans.same(plans.states(fresh, optimizer2), kept)
     near, far = (

@@ -83,7 +83,7 @@ def forward(chunked: bool) -> Any:
         step(x)
     sent: Counter[str] = Counter()
     for move in moves:
-        sent[move.plan.route] += move.plan.total
+        sent[move.boxing.route] += move.boxing.total
     return step, {route: total for route, total in sent.items() if total}
 
 
@@ -113,4 +113,4 @@ def test_a_weight_that_nothing_is_said_of_is_left_and_all_of_them_are_refused() 
     flow.nn.inside(model, use="chunked", over="tensor")
     step = flow.compile(model, weighed, placement=line(2))
     with pytest.raises(SbpError, match=r"no product there is one.*\n  0.weight \(12, 6\) is not said.*\n  say"):
-        step.plan(numbers(2, 4, 6), numbers(2, 4, 8))
+        step.plan_for(numbers(2, 4, 6), numbers(2, 4, 8))

@@ -77,7 +77,7 @@ def trained(model: nn.Module, plan: str = PLAN, rows: int = 32, **options: Any) 
     pairs: list[tuple[Any, Any]] = [*zip(model.parameters(), alone.parameters(), strict=True)]
     for mine, other in pairs:
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-10, atol=1e-11)
-    return [(move.op, move.plan.total) for move in moves if move.route == "all_to_all"]
+    return [(move.op, move.boxing.total) for move in moves if move.route == "all_to_all"]
 
 
 def crossing(model: Any, rows: int = 32) -> int:
@@ -173,11 +173,11 @@ def test_processes_do_the_same(ranks4: Ranks) -> None:
 def test_a_plan_has_the_bytes_that_are_expected_and_prints() -> None:
     model = Layers()
     step = flow.compile(model, squares, plan=PLAN)
-    text = step.plan(tokens()).text()
+    text = step.plan_for(tokens()).text()
     assert text.count("box(%layers.0.for_ranks, encoder='filled(share=0.5)')") == 1
     assert "by 'filled(share=0.5)'" in text
     expected = 32 * WIDTH * 8 * (RANKS - 1) // RANKS // 2  # to a rank, half of all others' tokens
-    assert f"{expected / 1024:g} KiB" in str(step.plan(tokens()).explain().full())
+    assert f"{expected / 1024:g} KiB" in str(step.plan_for(tokens()).explain().full())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_filled_rows_are_no_encoder_for_gradients() -> None:
     model = Layers()
     flow.nn.compress(model, {"layers.0.gate.weight": encoder_of("filled()")})
     with pytest.raises(flow.SbpflowError, match="composites say it of what they send"):
-        flow.compile(model, squares, plan=PLAN).plan(tokens())
+        flow.compile(model, squares, plan=PLAN).plan_for(tokens())
 
 
 @pytest.mark.sweep

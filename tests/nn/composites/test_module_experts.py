@@ -59,7 +59,7 @@ def trained(model: Any, plan: str, alone: nn.Module, rows: int = 8, steps: int =
         torch.testing.assert_close(loss.full_tensor(), want.detach(), rtol=1e-11, atol=1e-11)
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.full_tensor(), theirs, rtol=1e-10, atol=1e-11)
-    return [move.plan.total for move in moves if move.route == "all_to_all"]
+    return [move.boxing.total for move in moves if move.route == "all_to_all"]
 
 
 @pytest.mark.parametrize("use", ["dropless", "capacity(1.25)"])
@@ -114,7 +114,7 @@ def test_rooms_send_as_many_bytes_as_were_predicted_whoever_chooses_whom() -> No
         room = math.ceil(1.25 * 8 * 2 / 8)  # each rank has 8 tokens of two choices
         with flow.record() as moves:
             step(tokens())
-        sent = [move.plan.total for move in moves if move.route == "all_to_all"]
+        sent = [move.boxing.total for move in moves if move.route == "all_to_all"]
         assert sent == [8 * 4 * room * WIDTH * 8 * 3 // 4] * 4
         assert f"{sent[0] / 4 / 1024:g} KiB" in str(step.explain().full())
 
@@ -152,7 +152,7 @@ def test_of_rows_for_every_expert_those_are_sent_that_are_not_zero(rows: int) ->
     if rows % 4 == 0:
         rank = alone.layer.gate(alone.first(x).flatten(0, 1)).argmax(-1) // 2
         away = int((rank != torch.arange(len(rank)) * 4 // len(rank)).sum())
-        sent = {move.plan.total for move in moves if move.route == "all_to_all"}
+        sent = {move.boxing.total for move in moves if move.route == "all_to_all"}
         assert sent == {away * WIDTH * 8 + 8 * len(rank) * 3 // 4}  # and a mark for each row that might
 
 

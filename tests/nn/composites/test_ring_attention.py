@@ -123,7 +123,7 @@ def test_batch_and_heads_may_be_split_on_other_axes(heads: int, shared: int, ove
 
 
 def kinds(moves: Any) -> list[tuple[str, int]]:
-    return [(move.plan.route, move.plan.total) for move in moves if move.plan.total]
+    return [(move.boxing.route, move.boxing.total) for move in moves if move.boxing.total]
 
 
 def sent(ranks: int, causal: bool) -> list[tuple[str, int]]:
@@ -159,7 +159,7 @@ def planned(ring: bool, learns: bool = False) -> Any:
         flow.nn.inside(model.attention, use="ring", over="context")
     zeros = torch.zeros(1, 2, 512, 16)
     given = [flow.tensor(zeros, placement=line(4), sbp=S(2)).requires_grad_(learns) for _ in range(3)]
-    return flow.compile(model, weighed, placement=line(4)).plan(*given, zeros, None)
+    return flow.compile(model, weighed, placement=line(4)).plan_for(*given, zeros, None)
 
 
 def test_no_rank_ever_has_all_keys_and_values() -> None:

@@ -78,7 +78,7 @@ def test_values_lie_on_each_axis_as_said_and_learn(use: str, grid: str) -> None:
     grad: Any = model.weight.grad
     torch.testing.assert_close(found.full_tensor(), want.detach())
     torch.testing.assert_close(grad.full_tensor(), alone.weight.grad)
-    text = step.plan(x).text()
+    text = step.plan_for(x).text()
     assert to_text(from_text(text)) == text
 
 
@@ -94,7 +94,7 @@ def test_pieces_change_hands_in_pairs_where_there_are_pairs() -> None:
     torch.testing.assert_close(found.full_tensor(), 2 * x @ model.weight)
     other = flow.nn.inside(Product(), use="in_pairs", over="a")
     with pytest.raises(PlacementError, match="use in_pairs: 6 ranks of an axis do not pair up at a distance of 2"):
-        flow.compile(other, placement=flow.placement("cpu:[0-5] as (a=6)")).plan(x)
+        flow.compile(other, placement=flow.placement("cpu:[0-5] as (a=6)")).plan_for(x)
 
 
 def test_one_signature_is_not_enough_for_two_axes() -> None:
@@ -105,7 +105,7 @@ def test_one_signature_is_not_enough_for_two_axes() -> None:
     model = flow.nn.inside(Product(), use="vague", over=("a", "b"))
     where = flow.placement("cpu:[0-3] as (a=2, b=2)")
     with pytest.raises(SbpError, match=r"vague: S\(0\) on which of 2 axes"):
-        flow.compile(model, placement=where).plan(torch.ones(4, 9, dtype=F64))
+        flow.compile(model, placement=where).plan_for(torch.ones(4, 9, dtype=F64))
 
 
 @pytest.mark.parametrize("rows", [5, 8])

@@ -98,5 +98,5 @@ def test_bags_in_a_line_are_refused_in_a_pipeline_with_what_to_do(last: bool) ->
 
 def test_bags_of_a_step_in_one_piece_are_one_op() -> None:
     model = Bags("mean", None)
-    step = flow.compile(model, placement=flow.placement("cpu", [0, 1])).plan(WORDS)
+    step = flow.compile(model, placement=flow.placement("cpu", [0, 1])).plan_for(WORDS)
     assert "embedding_bag" in step.text()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.nn.eager.abstract import Ghost, ghost
 from sbpflow.nn.eager.capture import capture
 from sbpflow.sbp import Layout
@@ -88,7 +88,7 @@ def laid(op: Op, ranks: int) -> Iterator[tuple[Layout, ...]]:
 
 
 def sent(have: Layout, need: State) -> int:
-    return plan(have, have.with_state(need)).total
+    return between(have, have.with_state(need)).total
 
 
 class Cost(NamedTuple):

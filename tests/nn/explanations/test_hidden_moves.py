@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sbpflow as flow
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.nn.explanations.hidden_moves import hidden_seconds
 from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.graph.instructions.computing import Forward
@@ -56,7 +56,7 @@ def test_a_move_is_hidden_as_far_as_something_is_computed_before_it_is_waited_fo
 ) -> None:
     """A segment takes half as long as a move."""
     ends = layout(WHERE, P, (256, 64)), layout(WHERE, B, (256, 64))
-    seconds = plan(*ends).price.time
+    seconds = between(*ends).price.time
     stage = stage_of()
     costs = dict.fromkeys([op.outputs[0].name for op in stage.ops], OpSeconds(0.0, 0.0))
     costs[stage.ops[0].outputs[0].name] = OpSeconds(seconds / 2, seconds)

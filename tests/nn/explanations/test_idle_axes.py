@@ -61,5 +61,5 @@ def test_arguments_that_lie_already_have_no_price() -> None:
     x = flow.tensor(torch.zeros(4, 4), placement=place, sbp=B)
     model = flow.nn.shard(nn.Linear(4, 4), {"*": B})
     with torch.no_grad():
-        step = flow.compile(model, lambda model, x: model(x).sum(), placement=place).plan(x)
+        step = flow.compile(model, lambda model, x: model(x).sum(), placement=place).plan_for(x)
     assert step.explain().idle == ("nothing is split over axis 0: its 2 ranks do the same",)

@@ -40,12 +40,12 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(plan: str) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     step = flow.compile(net, loss_fn, optimizer, plan=plan)
-    report = step.plan(torch.ones(6, 8)).explain()
+    report = step.plan_for(torch.ones(6, 8)).explain()
     assert report.flops == sum(report.work.values()) == counted(6)
     assert json.loads(json.dumps(report.dict()))["flops"] == {"float32": counted(6)}
 
 
 def test_a_step_without_a_loss_has_no_backward() -> None:
     net = model()
-    report = flow.compile(net, plan="grid (data=2)").plan(torch.ones(6, 8)).explain()
+    report = flow.compile(net, plan="grid (data=2)").plan_for(torch.ones(6, 8)).explain()
     assert report.flops == 2 * 6 * (8 * 16 + 16 * 4)

@@ -107,7 +107,7 @@ def test_what_is_gathered_after_an_update_pays_for_one_exchange() -> None:
     found = plan.check(model, (torch.zeros(8, 8),), cluster="h100x8", loss_fn=lambda m, x: m(x).square().mean())
     with found.report.graph.priced():
         (gathers,) = [row for row in found.report.moves if row.direction == "update"]
-        assert gathers.seconds == pytest.approx(gathers.plan.price.time, rel=0.05)
+        assert gathers.seconds == pytest.approx(gathers.boxing.price.time, rel=0.05)
     assert found.report.update < gathers.seconds
 
 

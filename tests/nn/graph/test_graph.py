@@ -217,7 +217,7 @@ def test_what_a_step_says_that_it_sends_is_what_it_sends(hints: dict[str, Any], 
         step(*data)
         with flow.record() as moves:
             step(*data)
-        sent = sum(move.plan.total for move in moves)
+        sent = sum(move.boxing.total for move in moves)
         assert sent > 0
         assert sent == sum(row.total * row.count for row in step.explain().moves)
         assert repr(step).endswith(f" {sent} bytes sent in all")

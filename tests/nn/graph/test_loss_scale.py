@@ -254,7 +254,7 @@ def test_the_norm_of_a_step_that_overflows_is_not_that_of_the_step_before(option
     step = flow.compile(model, square_loss, torch.optim.SGD(model.parameters(), 0.1), **how, **options)
     large = torch.full((2, 4), float("inf"))
     with pytest.raises(SbpError, match="did not train yet"):
-        _ = step.plan(large).grad_norm
+        _ = step.plan_for(large).grad_norm
     step(large)  # the first, as with a scale that is found
     assert step.grad_norm.isnan().item()
     step(torch.ones(2, 4))

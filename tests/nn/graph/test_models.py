@@ -79,7 +79,7 @@ def graph_of(name: str, where: Placement, way: Way, model: nn.Module, batch: dic
     if not way.limited:
         return flow.compile(model, loss_fn, adamw(model), placement=where)
     other = copy.deepcopy(model)
-    free = flow.compile(other, loss_fn, adamw(other), placement=where).plan(**batch).explain().memory
+    free = flow.compile(other, loss_fn, adamw(other), placement=where).plan_for(**batch).explain().memory
     assert free is not None
     most = max(held.total for held in free.ranks.values())
     return flow.compile(model, loss_fn, adamw(model), placement=where, memory=ZOO[name].little * most)
@@ -98,7 +98,7 @@ def trained(name: str, where: str, way: str) -> Trained:
         losses = [step(**batch) for batch in batches[:2]]
         moves = stack.enter_context(flow.record())
         losses += [step(**batch) for batch in batches[2:]]
-        sent = sum(move.plan.total for move in moves if move.op != "same values")  # by which ranks compare arguments
+        sent = sum(move.boxing.total for move in moves if move.op != "same values")  # by which ranks compare arguments
         planned = (STEPS - 2) * sum(row.total * row.count for row in step.explain().moves)
         assert planned == (STEPS - 2) * bytes_of(step)
         assert repr(step).endswith(f" {bytes_of(step)} bytes sent in all")
@@ -112,7 +112,7 @@ def trained(name: str, where: str, way: str) -> Trained:
 def bytes_of(step: flow.nn.Graph) -> int:
     """What all ranks send in a step, move by move: forward, once more for the backward, gradients, and updates."""
     graph, program = step.physical, step.planned.program
-    boxes = {box.output.name: graph.plan(box).total for box in graph.boxes}
+    boxes = {box.output.name: graph.boxing(box).total for box in graph.boxes}
     updates = [way.total for source in graph.sources for way in updates_of(source)]
     backs = [exchange(together).total for together in buckets(graph.backs)]  # of a bucket another route may be quickest
     return sum([*boxes.values(), *(boxes[name] for name in program.again), *backs, *updates])

@@ -228,7 +228,7 @@ def test_what_is_made_of_weights_alone_is_made_where_it_is_used() -> None:
     flow.nn.place(model[1], PAIRS[1])
     flow.nn.shard(model, {"3": S(0)})
     step = trains(model)
-    assert step.plan(*numbers(0)).physical.layout("2.weight").placement == PAIRS[1]
+    assert step.plan_for(*numbers(0)).physical.layout("2.weight").placement == PAIRS[1]
 
 
 class Lent(nn.Module):

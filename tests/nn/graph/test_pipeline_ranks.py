@@ -153,7 +153,7 @@ def sent_home(schedule: str, hints: dict[str, Any]) -> tuple[list[str], list[int
         with flow.record() as moves:
             step(*batch)
     held = Counter(back.bucket for back in step.planned.graph.backs if back.bucket is not None)
-    return [f"{m.op} {m.plan.moves[0].kind}" for m in moves if m.op == "bucket" or m.op.startswith("d ")], [
+    return [f"{m.op} {m.boxing.moves[0].kind}" for m in moves if m.op == "bucket" or m.op.startswith("d ")], [
         *held.values()
     ]
 

@@ -73,7 +73,7 @@ def test_planning_a_model_on_meta_makes_no_weights_and_compiles_nothing(
     step = step_of(model, where)
     x = torch.empty(64, 4096, device="meta")
     with Allocated() as made:
-        step.plan(x)
+        step.plan_for(x)
         planned = step.explain()
         assert "memory" in str(planned)
         assert planned.html()
@@ -91,7 +91,7 @@ def test_a_pipeline_on_meta_is_looked_at_before_it_runs(type_: Any, schedule: st
     model = large(64)
     flow.nn.pipeline(list(model), [flow.placement(type_, [0, 1]), flow.placement(type_, [2])], schedule)
     step = step_of(model, None, micro_batches=4, schedule=schedule)
-    step.plan(torch.empty(8, 64, device="meta"))
+    step.plan_for(torch.empty(8, 64, device="meta"))
     assert all(value.is_meta for value in model.parameters())
     memory = step.explain().memory
     assert memory is not None
@@ -107,7 +107,7 @@ def test_a_plan_for_cuda_where_there_is_none_says_so_when_it_is_to_run() -> None
         assert step_of(nn.Sequential(nn.Linear(4, 4)), flow.placement("cuda", [0]))(torch.ones(8, 4)).item() >= 0
         return
     model: Any = nn.Sequential(nn.Linear(4, 4))
-    step = step_of(model, CUDA).plan(torch.ones(8, 4))
+    step = step_of(model, CUDA).plan_for(torch.ones(8, 4))
     with pytest.raises(flow.SbpflowError, match="needs CUDA"):
         step(torch.ones(8, 4))
     assert type(model[0].weight) is nn.Parameter
@@ -134,7 +134,7 @@ X = torch.linspace(-1, 1, 32).reshape(8, 4)
 
 def test_what_is_said_between_plan_and_run_counts() -> None:
     model = net()
-    step = step_of(model, LINE).plan(X)
+    step = step_of(model, LINE).plan_for(X)
     flow.nn.shard(model, {"0.weight": S(1)})
     losses = [step(X).item() for _ in range(2)]
     assert model[0].weight.sbp == (S(1),)
@@ -143,7 +143,7 @@ def test_what_is_said_between_plan_and_run_counts() -> None:
 
 def test_what_became_global_between_plan_and_run_stays_as_it_lies() -> None:
     model = net()
-    step = flow.compile(model, loss_fn, placement=LINE).plan(X)
+    step = flow.compile(model, loss_fn, placement=LINE).plan_for(X)
     flow.nn.to_global(model, LINE, {"0.weight": S(1)})
     assert step(X).item() == pytest.approx(loss_fn(net(), X).item())
     assert model[0].weight.sbp == model[0].weight.grad.sbp == (S(1),)
@@ -151,16 +151,16 @@ def test_what_became_global_between_plan_and_run_stays_as_it_lies() -> None:
 
 def test_two_plans_of_one_model_run_one_after_the_other() -> None:
     model = net()
-    train, guess = step_of(model, LINE).plan(X), flow.compile(model, placement=LINE)
+    train, guess = step_of(model, LINE).plan_for(X), flow.compile(model, placement=LINE)
     with torch.no_grad():
-        assert torch.allclose(guess.plan(X[:3])(X[:3]).full_tensor(), net()(X[:3]))
+        assert torch.allclose(guess.plan_for(X[:3])(X[:3]).full_tensor(), net()(X[:3]))
     assert [train(X).item() for _ in range(2)] == pytest.approx(alone(net(), X))
 
 
 def test_a_model_that_got_values_of_its_own_between_plan_and_run_keeps_them() -> None:
     with torch.device("meta"):
         model = nn.Sequential(RMSNorm(4), nn.Linear(4, 4))
-    step = flow.compile(model, loss_fn, placement=LINE).plan(X)
+    step = flow.compile(model, loss_fn, placement=LINE).plan_for(X)
     model.load_state_dict({"0.weight": torch.ones(4), "1.weight": torch.eye(4), "1.bias": torch.ones(4)}, assign=True)
     assert step(X).item() == pytest.approx(F.mse_loss(RMSNorm(4)(X) + 1, X).item())
 
@@ -171,14 +171,14 @@ def test_a_model_that_got_another_dtype_after_it_was_planned_is_planned_anew() -
         return made.square().mean()
 
     model = net()
-    step = flow.compile(model, converted, torch.optim.AdamW(model.parameters()), placement=LINE).plan(X)
+    step = flow.compile(model, converted, torch.optim.AdamW(model.parameters()), placement=LINE).plan_for(X)
     model.double()
     assert step(X).dtype is torch.float64
 
 
 def test_micro_batches_of_several_sizes_are_planned_on_one_layout_of_the_weights() -> None:
     model = net()
-    step = step_of(model, LINE, micro_batches=3, schedule="1f1b").plan(X)
+    step = step_of(model, LINE, micro_batches=3, schedule="1f1b").plan_for(X)
     assert type(model[0].weight) is nn.Parameter
     assert [step(X).item() for _ in range(2)] == pytest.approx(alone(net(), X), rel=1e-5)
 
@@ -188,7 +188,7 @@ def test_hints_that_were_said_twice_differently_are_an_error_of_the_plan() -> No
     flow.nn.shard(model, {"0.weight": B})
     flow.nn.to_global(model, LINE, {"0.weight": S(0)})
     with pytest.raises(flow.SbpflowError, match="is to be"):
-        step_of(model, LINE).plan(X)
+        step_of(model, LINE).plan_for(X)
 
 
 def test_a_graph_without_an_optimizer_may_run_before_the_one_that_trains() -> None:

@@ -53,7 +53,7 @@ def test_gradients_of_ranks_are_added_in_their_type(ranks: int, states: Any) -> 
             step, optimizer, losses[grads] = trained(model, p, data=data)
         with flow.record() as moves:
             step(*data[0])
-        sums = [m.plan.src.dtype for m in moves if m.plan.src.state.partial and m.plan.src.shape]
+        sums = [m.boxing.src.dtype for m in moves if m.boxing.src.state.partial and m.boxing.src.shape]
         assert sums
         assert set(sums) == {FP32 if grads == "fp32" else BF16}
         weights[grads] = masters(optimizer)
@@ -159,9 +159,9 @@ def test_a_pipeline_adds_gradients_of_micro_batches_in_their_type(schedule: str)
     with flow.record() as moves:
         step(batches()[0])
     hops = {
-        m.plan.src.dtype
+        m.boxing.src.dtype
         for m in moves
-        if m.plan.src.placement is not m.plan.dst.placement and len(m.plan.src.shape) > 1
+        if m.boxing.src.placement is not m.boxing.dst.placement and len(m.boxing.src.shape) > 1
     }
     assert hops == {BF16}
 
@@ -176,9 +176,9 @@ def test_layers_that_are_cast_apart_hop_in_their_type() -> None:
     with flow.record() as moves:
         step(batches()[0])
     hops = {
-        m.plan.src.dtype
+        m.boxing.src.dtype
         for m in moves
-        if m.plan.src.placement is not m.plan.dst.placement and len(m.plan.src.shape) > 1
+        if m.boxing.src.placement is not m.boxing.dst.placement and len(m.boxing.src.shape) > 1
     }
     assert hops == {BF16}
 
@@ -295,7 +295,7 @@ def test_what_is_sent_is_what_the_plan_says(cut: Any) -> None:
     with flow.record() as moves:
         step(x)
     planned = sum(row.total * row.count for row in step.explain().moves)
-    assert planned == sum(move.plan.total for move in moves) > 0
+    assert planned == sum(move.boxing.total for move in moves) > 0
     again = from_text(step.text())
     assert [s.home.dtype for s in again.sources if s.grads is not None] == [FP32] * 8
     assert fingerprint(again) == fingerprint(step.physical)
@@ -318,8 +318,10 @@ def test_weights_that_rest_in_fp32_and_compute_in_bf16_have_their_gradients_adde
         torch.testing.assert_close(mine.full_tensor().detach(), theirs.detach(), rtol=1e-2, atol=1e-2)
     with flow.record() as moves:
         step(*data[0])
-    scattered = [m for m in moves if m.plan.src.state.partial and m.plan.dst.state.split and m.plan.src.shape[0] < 2048]
-    assert {m.plan.src.dtype for m in scattered} == {FP32}
+    scattered = [
+        m for m in moves if m.boxing.src.state.partial and m.boxing.dst.state.split and m.boxing.src.shape[0] < 2048
+    ]
+    assert {m.boxing.src.dtype for m in scattered} == {FP32}
 
 
 def test_weights_of_a_meta_model_are_drawn_as_one_device_draws_them_and_then_cast() -> None:

@@ -62,7 +62,7 @@ def learns(model: nn.Module, args: tuple[Any, ...], plain: nn.Module, theirs: tu
     wanted.backward()
     behind = torch.rand(1)
     step = flow.compile(model, lambda model, *args: model(*args), **how)
-    step.plan(*args)
+    step.plan_for(*args)
     torch.manual_seed(5)
     torch.testing.assert_close(step(*args).full_tensor(), wanted, rtol=1e-10, atol=1e-12)
     assert "micro_batches" in how or torch.equal(torch.rand(1), behind)
@@ -83,7 +83,7 @@ def test_recurrent_nets_train_in_a_graph(kind: str, backend: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recurrent_layer_is_one_op_that_code_can_run(kind: str) -> None:
-    step = flow.compile(made(kind), lambda model, x: model(x), placement=PAIR, backend="code").plan(values())
+    step = flow.compile(made(kind), lambda model, x: model(x), placement=PAIR, backend="code").plan_for(values())
     layers = KINDS[kind][1].get("num_layers", 1)
     assert step.text().count("sbpflow::recurrent(") == layers
     assert step.planned.plan.whole.reasons == ()
@@ -135,7 +135,7 @@ def test_time_first_cannot_be_cut_into_micro_batches() -> None:
     with pytest.raises(
         SbpError, match=r"(?s)sbpflow::recurrent at .*test_recurrent.py:\d+ needs more.*batch_first=True"
     ):
-        flow.compile(staged(made("lstm", False)), lambda model, x: model(x), micro_batches=5).plan(values(False))
+        flow.compile(staged(made("lstm", False)), lambda model, x: model(x), micro_batches=5).plan_for(values(False))
 
 
 def test_evaluation_goes_without_a_backward() -> None:
@@ -200,7 +200,7 @@ def test_packed_values_are_not_there_while_a_step_is_captured(asked: str) -> Non
         return (model.last.weight.sum(), found)
 
     with pytest.raises(SbpError, match=rf"capture: .*{asked}.* of a packed sequence, at .*test_recurrent.py:\d+"):
-        flow.compile(made("lstm"), use, placement=PAIR).plan(values(), LENGTHS)
+        flow.compile(made("lstm"), use, placement=PAIR).plan_for(values(), LENGTHS)
     assert pack_padded_sequence(values(), LENGTHS, True, False).data.shape == (20, 3)  # as it was
 
 

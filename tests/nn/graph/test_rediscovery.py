@@ -112,17 +112,19 @@ def gpt(layers: int, width: int, heads: int, words: int, length: int, rows: int,
 
 def forward(graph: Physical, inside: str = "") -> Counter[str]:
     """Kinds of what is sent forward, of values whose names begin so; a reduce_scatter and an all_gather are a sum."""
-    return Counter(_kind(graph.plan(box)) for box in graph.boxes if box.source.startswith(inside)) - Counter({"": 999})
+    return Counter(_kind(graph.boxing(box)) for box in graph.boxes if box.source.startswith(inside)) - Counter(
+        {"": 999}
+    )
 
 
 def backward(graph: Physical, inside: str = "", parameters: bool = True) -> Counter[str]:
     """The same of gradients."""
     names = {s.value.name for s in graph.sources}
     backs = (b for b in graph.backs if b.into.startswith(inside) and (b.into in names) is parameters)
-    return Counter(_kind(back.plan) for back in backs) - Counter({"": 999})
+    return Counter(_kind(back.boxing) for back in backs) - Counter({"": 999})
 
 
-def _kind(plan: flow.boxing.BoxingPlan) -> str:
+def _kind(plan: flow.boxing.Boxing) -> str:
     kinds = [move.kind.removesuffix("_once") for move in plan.moves if move.kind not in LOCAL]
     return "all_reduce" if kinds == ["reduce_scatter", "all_gather"] else "+".join(kinds)
 
@@ -189,7 +191,7 @@ def test_classes_are_split_in_the_loss_and_logits_never_gathered() -> None:
     assert lies(graph, "head.weight") == [S(0)]
     after = [box for box in graph.boxes if graph.layout(box.source).shape[:1] in ((512,), ())]
     assert after
-    assert max(graph.plan(box).bytes for box in after) <= 2 * 512 * 4  # two numbers a row, of 50304
+    assert max(graph.boxing(box).bytes for box in after) <= 2 * 512 * 4  # two numbers a row, of 50304
 
 
 def test_the_sequence_is_split_between_the_products_where_it_is_long() -> None:

@@ -56,7 +56,7 @@ def test_what_a_graph_cannot_have_is_told_when_it_is_planned(what: str) -> None:
 
     def planned() -> None:
         given: dict[str, Any] = {"cuda_graph": True, **options}
-        flow.compile(net, loss, torch.optim.SGD(net.parameters(), momentum=0.9), plan=plan, **given).plan(x)
+        flow.compile(net, loss, torch.optim.SGD(net.parameters(), momentum=0.9), plan=plan, **given).plan_for(x)
 
     with pytest.raises(SbpError, match=said):
         planned()
@@ -65,4 +65,6 @@ def test_what_a_graph_cannot_have_is_told_when_it_is_planned(what: str) -> None:
 def test_a_plan_for_a_card_says_when_it_will_be_recorded() -> None:
     net = nn.Linear(8, 4, device="meta")
     step = flow.compile(net, squares, torch.optim.SGD(net.parameters()), plan=ALONE, cuda_graph=True)
-    assert "CUDA graph  recorded from the third call on" in str(step.plan(torch.empty(8, 8, device="meta")).explain())
+    assert "CUDA graph  recorded from the third call on" in str(
+        step.plan_for(torch.empty(8, 8, device="meta")).explain()
+    )

@@ -59,7 +59,7 @@ def test_a_map_has_bars_of_memory_by_kind(ranks: int, limit: int | None) -> None
 
 def test_a_map_of_what_has_no_parameters_is_no_error() -> None:
     step = flow.compile(nn.ReLU(), placement=LINE)
-    assert "rank 3" in step.plan(torch.ones(4)).explain().map()
+    assert "rank 3" in step.plan_for(torch.ones(4)).explain().map()
 
 
 @pytest.mark.parametrize("graph", [tiny(), gpt(3), piped()], ids=lambda graph: graph.name)
@@ -76,13 +76,13 @@ def test_inputs_are_drawn_by_their_names(tmp_path: Path) -> None:
         return (model(tokens) * batch["mask"] + more[0]).sum()
 
     step = flow.compile(model, loss_fn, placement=LINE)
-    step.plan(torch.ones(8, 4), {"mask": torch.ones(8, 4)}, torch.ones(4))
+    step.plan_for(torch.ones(8, 4), {"mask": torch.ones(8, 4)}, torch.ones(4))
     drawn = step.draw(tmp_path / "step.svg").read_text()
     assert all(f">{name}</text>" in drawn for name in ("tokens", "batch.mask", "2"))
     assert {s.value.name for s in step.physical.sources if s.kind == "input"} == {"0", "1.mask", "2"}
     forward = flow.compile(model, placement=LINE)
     with torch.no_grad():
-        assert ">input</text>" in forward.plan(torch.ones(8, 4)).draw(tmp_path / "forward.svg").read_text()
+        assert ">input</text>" in forward.plan_for(torch.ones(8, 4)).draw(tmp_path / "forward.svg").read_text()
 
 
 def test_inputs_of_build_are_drawn_by_their_names(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_inputs_of_build_are_drawn_by_their_names(tmp_path: Path) -> None:
         def build(self, words: Tensor) -> Tensor:
             return words * 2
 
-    assert ">words</text>" in Twice(placement=LINE).plan(torch.ones(4)).draw(tmp_path / "step.svg").read_text()
+    assert ">words</text>" in Twice(placement=LINE).plan_for(torch.ones(4)).draw(tmp_path / "step.svg").read_text()
 
 
 def test_placements_layouts_tensors_and_annotations_show_themselves_in_notebooks() -> None:
@@ -167,7 +167,7 @@ def pipeline_of(layers: int, stages: int, odd: int | None = None, schedule: str 
     flow.nn.pipeline(inner, placements, schedule, costs=[1.0] * layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = flow.compile(model, lambda m, x: m(x).square().mean(), optimizer, micro_batches=8, schedule=schedule)
-    return step.plan(torch.zeros(32, dtype=torch.long)).physical
+    return step.plan_for(torch.zeros(32, dtype=torch.long)).physical
 
 
 @pytest.mark.sampled(2)

@@ -27,7 +27,7 @@ def explained(hints: dict[str, object], place: Placement = LINE) -> Report:
 
     with flow.use_cluster("h100x8"):
         step = flow.compile(model, loss_fn, optimizer, placement=place)
-        step.plan(x)
+        step.plan_for(x)
         report: Report = step.explain()
         assert report.moves  # priced as long as the cluster is this one
         return report
@@ -78,7 +78,7 @@ def test_a_step_takes_its_products_twice_or_thrice_and_its_optimizer_seven_passe
         model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2)))
         adam = torch.optim.AdamW(model.parameters())
         step = flow.compile(model, lambda m, x: m(x).sum(), adam, placement=flow.placement("cpu", range(1)))
-        report: Report = step.plan(torch.zeros(rows, width)).explain()
+        report: Report = step.plan_for(torch.zeros(rows, width)).explain()
     seconds = {cost.of: cost.seconds for cost in report.costs}
     product = 2 * rows * width * width
     assert seconds["0.linear"] == 2 * product  # forward, and the gradient of the weight: nobody asks for that of x

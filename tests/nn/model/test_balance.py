@@ -83,7 +83,7 @@ def test_a_heavy_layer_and_seven_light_ones_are_cut_after_the_heavy_one() -> Non
     flow.nn.pipeline(counted, stages_of(), costs=[1.0] * 8)
     assert ranks_of(counted) == [0, 0, 0, 0, 1, 1, 1, 1]
     x = torch.randn(4096, 64)
-    report, other = (flow.compile(m, loss_fn, sgd(m), micro_batches=16).plan(x).explain() for m in (model, counted))
+    report, other = (flow.compile(m, loss_fn, sgd(m), micro_batches=16).plan_for(x).explain() for m in (model, counted))
     assert report.course is not None
     assert other.course is not None
     most, more = (max(busy for _, busy in course.stages) for course in (report.course, other.course))
@@ -108,7 +108,7 @@ def test_a_planned_step_cuts_layers_by_what_they_take(schedule: str, runs: str) 
     x = torch.randn(1024, 64)
     expected = loss_fn(model, x).item()
     step, other = (
-        flow.compile(m, loss_fn, sgd(m), micro_batches=8, schedule=schedule).plan(x) for m in (model, counted)
+        flow.compile(m, loss_fn, sgd(m), micro_batches=8, schedule=schedule).plan_for(x) for m in (model, counted)
     )
     assert f"cut in {runs} layers by what they take" in str(step.explain())
     assert (step.explain().predicted or 0) < 0.93 * (other.explain().predicted or 0)
@@ -132,7 +132,7 @@ def test_a_cut_that_was_said_is_never_changed() -> None:
         else:
             flow.nn.pipeline(model, stages_of())
             flow.nn.place([*model][:4] if said == "place" else model[0], stages_of()[0], chunk=0)
-        step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan(x)
+        step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan_for(x)
         assert step.explain().cut == ""
         step(x)
         assert ranks_of(model) == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -142,7 +142,7 @@ def test_layers_that_are_global_stay_and_the_report_says_what_that_costs() -> No
     model, x = deep(), torch.randn(1024, 64)
     flow.nn.pipeline(model, stages_of())
     flow.nn.materialise(model)
-    step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan(x)
+    step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan_for(x)
     cut = "4 | 4 layers where their parameters are: stages have 69% | 31% of the computing"
     assert step.explain().cut == f"{cut}, and would have 48% | 52% if 1 | 7 had been cut before they were global"
     step(x)
@@ -166,7 +166,7 @@ def test_a_cut_that_costs_more_to_send_than_it_saves_is_not_taken() -> None:
     layers = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, stride=4, padding=1),
                            nn.Conv2d(32, 64, 3, stride=4, padding=1), nn.Conv2d(64, 128, 3, padding=1))  # fmt: skip
     flow.nn.pipeline(layers, stages_of())
-    step = flow.compile(layers, loss_fn, sgd(layers), micro_batches=2).plan(torch.zeros(4, 3, 64, 64))
+    step = flow.compile(layers, loss_fn, sgd(layers), micro_batches=2).plan_for(torch.zeros(4, 3, 64, 64))
     assert "3 | 1 layers by their weights" in step.explain().cut
 
 
@@ -187,7 +187,7 @@ def test_what_lies_outside_of_the_layers_counts_for_the_stage_that_it_is_in() ->
         flow.nn.pipeline(model.layers, stages_of())
         if said != "nothing":
             flow.nn.place(model.head, stages_of()[-1 if said == "last" else 0])
-        step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan(x)
+        step = flow.compile(model, loss_fn, sgd(model), micro_batches=8).plan_for(x)
         assert f"{'7 | 1' if said != 'first' else '1 | 7'} layers by what they take" in step.explain().cut
 
 
@@ -230,12 +230,12 @@ def test_a_pipeline_is_cut_by_costs_that_were_asked_for() -> None:
     flow.nn.pipeline(model, stages, costs=[1.0] * 8)
     step = flow.compile(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), micro_batches=4)
     x = torch.randn(4096, 64)
-    before = step.plan(x).explain()
+    before = step.plan_for(x).explain()
     costs = step.layer_costs(model)
     assert sum(costs) == pytest.approx(before.compute)
     assert costs[0] > 5 * costs[1]
     flow.nn.pipeline(model, stages, costs=costs)
-    after = step.plan(x).explain()
+    after = step.plan_for(x).explain()
     assert [placement_of({"": model})[str(n)] for n in range(8)] == [stages[0]] + [stages[1]] * 7
     assert after.course is not None
     assert before.course is not None
@@ -255,4 +255,4 @@ def test_costs_that_do_not_fit_the_layers_are_refused() -> None:
     flow.nn.pipeline(model, stages)
     step = flow.compile(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), micro_batches=4)
     with pytest.raises(SbpError, match="has no such module: Linear"):
-        step.plan(torch.randn(8, 64)).layer_costs([nn.Linear(3, 3)])
+        step.plan_for(torch.randn(8, 64)).layer_costs([nn.Linear(3, 3)])

@@ -79,7 +79,9 @@ def test_sequence_parallel_is_two_all_gathers_and_two_reduce_scatters_a_layer() 
     with torch.device("meta"):
         model = net(1024, 4, torch.float32)
     megatron(model)
-    graph = flow.compile(model, loss_fn, placement=TENSOR).plan(torch.empty(1, 512, 1024, device="meta")).planned.graph
+    graph = (
+        flow.compile(model, loss_fn, placement=TENSOR).plan_for(torch.empty(1, 512, 1024, device="meta")).planned.graph
+    )
     assert sorted(way for way in moves(graph, "1") if way != ("B", "P")) == [("P", "S(1)")] * 2 + [("S(1)", "B")] * 2
 
 
@@ -130,7 +132,7 @@ def test_nothing_runs_for_it() -> None:
     flow.nn.flow(list(said.children()), input=S(0), result=S(0))
     x = torch.ones(1 << 16, 4)
     steps = [
-        flow.compile(model, loss_fn, placement=LINE, inputs={"x": S(0)}).plan(x).planned.graph.steps
+        flow.compile(model, loss_fn, placement=LINE, inputs={"x": S(0)}).plan_for(x).planned.graph.steps
         for model in (plain, said)
     ]
     assert [type(step) for step in steps[0]] == [type(step) for step in steps[1]]
@@ -140,7 +142,7 @@ def test_what_flows_in_pieces_is_kept_in_pieces() -> None:
     """The backward gathers it again, as Megatron does; the text of the graph says so."""
     model = net(layers=2)
     megatron(model)
-    step = flow.compile(model, loss_fn, placement=TENSOR).plan(torch.randn(2, 8, 16, dtype=F64))
+    step = flow.compile(model, loss_fn, placement=TENSOR).plan_for(torch.randn(2, 8, 16, dtype=F64))
     graph = step.planned.graph
     again = [s for s in graph.steps if isinstance(s, Box) and s.again]
     assert {s.source.rpartition(".")[0] for s in again} == {
@@ -231,7 +233,7 @@ def test_equal_layers_with_other_notes_are_not_alike() -> None:
 def test_layers_that_are_not_traced_anew_keep_their_notes() -> None:
     model = net(layers=4)
     megatron(model)
-    step = flow.compile(model, loss_fn, placement=TENSOR).plan(torch.randn(2, 8, 16, dtype=F64))
+    step = flow.compile(model, loss_fn, placement=TENSOR).plan_for(torch.randn(2, 8, 16, dtype=F64))
     pins = [op.origin.module for op in step.planned.plan.decided.logical.ops if op.lies is not None]
     assert pins == [f"{layer}.{norm}" for layer in range(4) for norm in ("norm", "norm2")]
 
@@ -250,7 +252,7 @@ def test_notes_are_kept_by_copies_and_taken_back() -> None:
 def test_a_new_word_makes_a_new_plan() -> None:
     model, x = nn.Linear(4, 4), torch.randn(8, 8, 4)
     step = flow.compile(model, placement=LINE)
-    step.plan(x)
+    step.plan_for(x)
     flow.nn.flow(model, result=S(1))
     assert step(x).sbp == (S(1),)
 
@@ -279,7 +281,7 @@ def test_arguments_in_structures() -> None:
 
     given = {"x": torch.randn(8, 4), "scale": torch.tensor(2.0)}
     for name in ("batch", "batch.x"):
-        made = flow.compile(nn.Linear(4, 4), step, placement=LINE, inputs={name: S(0)}).plan(given, torch.ones(8))
+        made = flow.compile(nn.Linear(4, 4), step, placement=LINE, inputs={name: S(0)}).plan_for(given, torch.ones(8))
         lies = {s.value.name: s.value.layout.sbp for s in made.planned.graph.sources}
         assert lies["0.x"] == (S(0),)
         assert lies["0.scale"] == (B,)
@@ -292,13 +294,13 @@ def wrong(**said: Any) -> Callable[[], Any]:
 def planned(model: nn.Module, sbp: Any, side: str = "result", **options: Any) -> Callable[[], Any]:
     def made() -> Any:
         flow.nn.flow(model, **{side: sbp})
-        return flow.compile(model, placement=GRID, **options).plan(torch.ones(8, 4))
+        return flow.compile(model, placement=GRID, **options).plan_for(torch.ones(8, 4))
 
     return made
 
 
 def graph(inputs: Any, x: Any = None) -> Callable[[], Any]:
-    return lambda: flow.compile(nn.Linear(4, 4), placement=GRID, inputs=inputs).plan(
+    return lambda: flow.compile(nn.Linear(4, 4), placement=GRID, inputs=inputs).plan_for(
         torch.ones(8, 4) if x is None else x()
     )
 
@@ -339,7 +341,7 @@ def test_a_module_that_is_not_called_is_told_of() -> None:
     model = nn.MultiheadAttention(8, 2)
     flow.nn.flow(model.out_proj, result=S(0))
     with pytest.warns(UserWarning, match="does not call out_proj"):
-        flow.compile(model, lambda m, x: m(x, x, x)[0].sum(), placement=LINE).plan(torch.ones(4, 2, 8))
+        flow.compile(model, lambda m, x: m(x, x, x)[0].sum(), placement=LINE).plan_for(torch.ones(4, 2, 8))
 
 
 def test_pieces_of_other_sizes_in_a_pipeline() -> None:

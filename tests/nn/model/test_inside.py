@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 def planned(model: nn.Module, **how: Any) -> str:
     with torch.no_grad():
-        return flow.compile(model, placement=WHERE, **how).plan(torch.ones(2, 6, 4)).text()
+        return flow.compile(model, placement=WHERE, **how).plan_for(torch.ones(2, 6, 4)).text()
 
 
 def test_a_note_counts_for_all_that_is_in_a_module() -> None:
@@ -63,9 +63,9 @@ def test_a_note_made_after_the_plan_makes_another() -> None:
     model = Block()
     step = flow.compile(model, placement=WHERE)
     with torch.no_grad():
-        assert "ring_part(" not in step.plan(torch.ones(2, 6, 4)).text()
+        assert "ring_part(" not in step.plan_for(torch.ones(2, 6, 4)).text()
         flow.nn.inside(model.inner, use="ring", over="context")
-        assert "ring_part(" in step.plan(torch.ones(2, 6, 4)).text()
+        assert "ring_part(" in step.plan_for(torch.ones(2, 6, 4)).text()
 
 
 def test_annotations_show_notes() -> None:
@@ -85,7 +85,7 @@ def test_on_an_axis_of_one_rank_there_is_nothing_to_do() -> None:
     model = flow.nn.inside(Block(), use="ring", over="other")
     one = flow.placement("cpu:[0-1] as (other=1, context=2)")
     with torch.no_grad():
-        assert "ring_part(" not in flow.compile(model, placement=one).plan(torch.ones(2, 6, 4)).text()
+        assert "ring_part(" not in flow.compile(model, placement=one).plan_for(torch.ones(2, 6, 4)).text()
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
@@ -141,7 +141,7 @@ def test_slices_of_sequences_are_refused() -> None:
     flow.nn.inside(model, use="ring", over="context")
     step = flow.compile(model, next_words, placement=WHERE, slices=2)
     with pytest.raises(SbpError, match="inside the model use ring over context: attention of a slice"):
-        step.plan(*text(0), *text(1))
+        step.plan_for(*text(0), *text(1))
 
 
 def part(x: Tensor, weight: Tensor, rows: list[int]) -> Tensor:
@@ -202,7 +202,7 @@ def test_users_add_theirs_and_gradients_follow() -> None:
     mine: Any = model.weight.grad
     torch.testing.assert_close(loss.full_tensor(), want.detach())
     torch.testing.assert_close(mine.full_tensor(), alone.weight.grad)
-    assert "all_gather" not in [move.plan.route for move in moves]
+    assert "all_gather" not in [move.boxing.route for move in moves]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_users_add_theirs_and_gradients_follow() -> None:
 def test_a_composite_that_is_wrong_says_so(use: str, kind: type[Exception], said: str) -> None:
     model = flow.nn.inside(Product(), use=use, over="context")
     with pytest.raises(kind, match=said), torch.no_grad():
-        flow.compile(model, placement=WHERE).plan(torch.ones(6, 4, dtype=torch.float64))
+        flow.compile(model, placement=WHERE).plan_for(torch.ones(6, 4, dtype=torch.float64))
 
 
 def test_two_composites_of_one_name_are_refused() -> None:

@@ -206,7 +206,7 @@ def graph_run(kind: Any, late: bool, **options: Any) -> list[Any]:
         flow.nn.place(model, LINE)
     graph = flow.compile(model, loss_of, optimizer, **options)
     if late:
-        graph.plan(DATA)
+        graph.plan_for(DATA)
         hooked(model, seen)
     return stepped(model, graph, lambda: None, seen)
 

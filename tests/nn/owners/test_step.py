@@ -212,7 +212,7 @@ def test_a_value_that_an_owner_has_is_not_sent_to_it() -> None:
     step(*batch(0))
     with flow.record() as moves:
         step(*batch(1))
-    ways = [move.plan for move in moves if move.op == "optimizer whole"]
+    ways = [move.boxing for move in moves if move.op == "optimizer whole"]
     to_owners = [way for way in ways if way.dst.placement.size == 1 and way.total]
     assert len(to_owners) == 2  # gradients
 

@@ -210,7 +210,7 @@ def outcome(name: str, column: Column) -> str:
         assert ("recompute" in column.plan) == any(
             op.origin.recompute for op in step.physical.steps if isinstance(op, Op)
         )
-    went, planned = sum(move.plan.total for move in moves), planned_bytes(step)
+    went, planned = sum(move.boxing.total for move in moves), planned_bytes(step)
     assert went == planned, f"{went} bytes for {planned}"
     held = {rank: (of.parameters, gradients[rank], of.states) for rank, of in step.memory_at_rest().items()}
     told = {rank: (of.parameters, of.gradients, of.states) for rank, of in step.planned.held().items()}

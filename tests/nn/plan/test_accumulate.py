@@ -115,7 +115,9 @@ def test_a_batch_that_is_too_small_is_refused() -> None:
 
 
 def test_the_answer_of_the_planner_has_the_line() -> None:
-    found = flow.plan(copy.deepcopy(net()), (X, Y), plan=f"grid (data=2)\n{INPUTS}\n4 micro-batches", loss_fn=loss_fn)
+    found = flow.find_plan(
+        copy.deepcopy(net()), (X, Y), plan=f"grid (data=2)\n{INPUTS}\n4 micro-batches", loss_fn=loss_fn
+    )
     assert "4 micro-batches" in str(found).splitlines()
 
 

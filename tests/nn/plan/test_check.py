@@ -81,7 +81,7 @@ def test_what_a_check_finds_is_what_a_step_does() -> None:
     with flow.record() as moves:
         step(X)
     sent = sum(row.total * row.count for row in checked.report.moves)
-    assert sent == sum(move.plan.total for move in moves)
+    assert sent == sum(move.boxing.total for move in moves)
     assert checked.memory == max(held.total for held in step.planned.held().values())
 
 
@@ -164,7 +164,7 @@ def test_parameters_that_no_loss_reaches_have_no_states_and_are_not_moved(line: 
             report.memory.ranks[rank].parameters,
             report.memory.ranks[rank].states,
         )
-    sent = sum(move.plan.total for move in moves if move.op != "same values")
+    sent = sum(move.boxing.total for move in moves if move.op != "same values")
     assert sent == sum(row.total * row.count for row in report.moves)
     after = {name: value.full_tensor() for name, value in model.state_dict().items()}
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}

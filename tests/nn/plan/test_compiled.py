@@ -80,7 +80,7 @@ def test_what_a_plan_offloads_lies_there() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     text = "grid (data=2)\noffload states 0 to cpu\noffload states 2.bias to disk\noffload saved {0,1} to disk ahead 2"
-    step = flow.compile(model, loss_fn, optimizer, plan=text).plan(X, Y)
+    step = flow.compile(model, loss_fn, optimizer, plan=text).plan_for(X, Y)
     places = {s.value.name: s.offload for s in step.physical.sources if s.kind == "parameter"}
     assert places == {"0.weight": "cpu", "0.bias": "cpu", "2.weight": None, "2.bias": "disk"}
     saved = {op.origin.module: op.origin.offload for op in step.physical.steps if isinstance(op, Op)}
@@ -102,16 +102,16 @@ def test_the_plan_of_a_step_says_all_that_was_left_open_and_gives_the_same_step(
     model, again = net(), net()
     step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=PLANS[name])
     assert str(step.plan) == PLANS[name]  # before anything is known
-    found = step.plan(X, Y).plan
+    found = step.plan_for(X, Y).plan
     assert "?" not in str(found.without_comments())
-    other = flow.compile(again, loss_fn, torch.optim.AdamW(again.parameters()), plan=str(found)).plan(X, Y)
+    other = flow.compile(again, loss_fn, torch.optim.AdamW(again.parameters()), plan=str(found)).plan_for(X, Y)
     laid = [[(s.value.layout, s.home, s.master) for s in one.physical.sources] for one in (step, other)]
     assert laid[0] == laid[1]
 
 
 def test_axes_of_a_line_are_merged_and_the_last_counts() -> None:
     text = "grid (data=2, tensor=2)\n**: data=S(0)\n0.weight: tensor=S(1)\n0: data=B\nstates 0: data=S(0)"
-    step = flow.compile(net(), loss_fn, plan=text).plan(X, Y)
+    step = flow.compile(net(), loss_fn, plan=text).plan_for(X, Y)
     laid = {s.value.name: s.value.layout.sbp for s in step.physical.sources if s.kind == "parameter"}
     assert laid["0.weight"] == (flow.B, flow.S(1))
     assert laid["2.weight"] == (flow.S(0), flow.B)
@@ -128,7 +128,7 @@ def test_flows_are_of_the_modules_that_are_called() -> None:
                 x = layer(x)
             return x
 
-    flow.compile(Listed().double(), loss_fn, plan="grid (data=2)\nlayers.** -> data=S(0)").plan(X, Y)
+    flow.compile(Listed().double(), loss_fn, plan="grid (data=2)\nlayers.** -> data=S(0)").plan_for(X, Y)
     with pytest.raises(SbpError, match=r"(?s)line 2.*ModuleList is never called"):
         flow.compile(Listed().double(), loss_fn, plan="grid (data=2)\nlayers -> data=S(0)")
 
@@ -146,7 +146,7 @@ def test_notes_of_a_plan_are_all_there_or_none_and_the_next_plan_takes_them_back
     assert not list(notes())
     flow.compile(model, loss_fn, plan="grid (data=2)\n0: data=S(0)\n1 -> data=S(0)\nrecompute 0\ncast 2 to bf16")
     assert "forward" in vars(model[0])
-    step = flow.compile(model, loss_fn, plan="grid (data=2)").plan(X, Y)
+    step = flow.compile(model, loss_fn, plan="grid (data=2)").plan_for(X, Y)
     assert "forward" not in vars(model[0])
     assert all(s.value.layout.sbp == (flow.B,) for s in step.physical.sources if s.kind == "parameter")
 
@@ -157,7 +157,7 @@ def test_copies_of_a_planned_model_keep_the_plan_apart() -> None:
     other = copy.deepcopy(model)
     flow.compile(other, loss_fn, plan="grid (data=2)")
     for one, wanted in ((model, (flow.S(0),)), (other, (flow.B,))):
-        sources = flow.compile(one, loss_fn, placement=flow.placement("cpu", 2)).plan(X, Y).physical.sources
+        sources = flow.compile(one, loss_fn, placement=flow.placement("cpu", 2)).plan_for(X, Y).physical.sources
         assert {s.value.layout.sbp for s in sources if s.kind == "parameter"} == {wanted}
 
 

@@ -105,7 +105,7 @@ class Space:
     @cache  # noqa: B019  # as long as the session
     def found(self, share: float | None) -> FoundPlan:
         limit = None if share is None else self.limit(share)
-        return flow.plan(self.model, self.x, plan=self.grid, memory=limit, loss_fn=loss_fn)
+        return flow.find_plan(self.model, self.x, plan=self.grid, memory=limit, loss_fn=loss_fn)
 
     def checked(self, ways: Combination) -> Cost:
         """As `check` has it of the text."""

@@ -25,7 +25,7 @@ NODE = 8
 def found(text: str, ranks: int, samples: int, layers: int = 2, **more: Any) -> FoundPlan:
     model, tokens = made(layers, samples)
     given = {"cluster": f"h100x8*{max(1, ranks // NODE)}", "ranks": ranks, "loss_fn": loss_of, **more}
-    return flow.plan(model, tokens, plan=text, **given)
+    return flow.find_plan(model, tokens, plan=text, **given)
 
 
 def checked(text: str, samples: int = 16, layers: int = 2, dtype: torch.dtype = torch.float32) -> Checked:

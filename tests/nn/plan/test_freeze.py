@@ -137,7 +137,7 @@ def test_nothing_is_kept_of_them() -> None:
     for frozen in range(4):
         model = net()
         freeze = f"freeze layers.[:{frozen}]" if frozen else ""
-        step = flow.compile(model, loss_fn, adamw(model), plan=f"grid (data=1)\n{freeze}").plan(many, labels)
+        step = flow.compile(model, loss_fn, adamw(model), plan=f"grid (data=1)\n{freeze}").plan_for(many, labels)
         memory = step.explain().memory
         assert memory is not None
         kept.append(memory.ranks[0])
@@ -170,12 +170,12 @@ def test_it_is_told() -> None:
     model = net()
     step = flow.compile(model, loss_fn, adamw(model), plan=f"grid (data=2)\n{FROZEN}")
     line = "frozen  8 of 18 parameters, 3.31 KiB: no gradients, no states"
-    assert line in str(step.plan(X, Y).explain())
+    assert line in str(step.plan_for(X, Y).explain())
     assert line.replace("  ", ": ") in step.explain().full()
     checked = flow.Plan.read(f"grid (data=2)\n{FROZEN}").check(net(), (X, Y), loss_fn=loss_fn)
     assert line.replace("  ", " ") in str(checked)
     assert FROZEN in str(step.plan)
-    assert "frozen" not in str(flow.compile(net(), loss_fn, plan="grid (data=2)").plan(X, Y).explain())
+    assert "frozen" not in str(flow.compile(net(), loss_fn, plan="grid (data=2)").plan_for(X, Y).explain())
 
 
 def test_a_check_and_a_planner_leave_the_model_as_it_is() -> None:
@@ -183,7 +183,7 @@ def test_a_check_and_a_planner_leave_the_model_as_it_is() -> None:
     before = trains(model)
     plan = flow.Plan.read(f"grid (data=2)\n{FROZEN}")
     plan.check(model, (X, Y), loss_fn=loss_fn)
-    found = flow.plan(model, (X, Y), loss_fn=loss_fn, plan=plan)
+    found = flow.find_plan(model, (X, Y), loss_fn=loss_fn, plan=plan)
     assert FROZEN in str(found)
     assert found.checked.report.frozen.startswith("8 of 18")
     assert trains(model) == before

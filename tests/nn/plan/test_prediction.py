@@ -130,7 +130,7 @@ def test_samples_stand_for_words_where_there_are_none() -> None:
 
 def test_the_planners_answer_has_its_prediction_and_fills_in_a_grid() -> None:
     net, ids = given()
-    found = flow.plan(net, ids, plan="cast ** to bf16", cluster="h100x8*2", loss_fn=loss_fn)
+    found = flow.find_plan(net, ids, plan="cast ** to bf16", cluster="h100x8*2", loss_fn=loss_fn)
     assert "grid cuda (data=2, tensor=8)\ncast ** to bf16" in str(found)
     again = flow.predict(net, ids, found, cluster="h100x8*2", loss_fn=loss_fn)
     assert again.work == found.prediction.work == {torch.bfloat16: WORK}

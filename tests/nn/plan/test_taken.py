@@ -220,7 +220,7 @@ def test_a_layer_sums_twice_forward(name: str) -> None:
     """Each rank has whole heads and columns, and what rows leave is summed: that is all that a layer sends."""
     model: Any = made(name)
     sent = Counter[str]()
-    for row in compiled(model, ON_TWO).plan(**FAMILIES[name].batch()).explain().moves:
+    for row in compiled(model, ON_TWO).plan_for(**FAMILIES[name].batch()).explain().moves:
         if row.direction == "forward" and not row.free and "layers." in row.name:
             sent[row.route] += row.count
     assert sent == {"all_reduce_once over tensor": 2 * model.config.num_hidden_layers}
@@ -230,7 +230,7 @@ def test_a_layer_sums_twice_forward(name: str) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "phi3"])
 def test_packed_projections_are_cut_in_their_halves(name: str) -> None:
     """S of the rows, gate above up, does not say where a rank's rows are: here it has some of each."""
-    graph = compiled(made(name), ON_TWO).plan(**FAMILIES[name].batch()).physical
+    graph = compiled(made(name), ON_TWO).plan_for(**FAMILIES[name].batch()).physical
     packed = {"mixtral": "mlp.experts.gate_up_proj", "phi3": "mlp.gate_up_proj.weight"}[name]
     layout = graph.layout(f"model.layers.1.{packed}")
     rows = 1 if name == "mixtral" else 0

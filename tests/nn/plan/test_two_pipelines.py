@@ -81,7 +81,9 @@ def test_what_the_encoder_made_is_sent_once_to_each_stage_and_its_gradient_comes
     step(*pairs(0))
     with flow.record() as moves:
         step(*pairs(1))
-    sent = Counter((move.plan.src.placement, move.plan.dst.placement, move.bytes) for move in moves if move.op == "hop")
+    sent = Counter(
+        (move.boxing.src.placement, move.boxing.dst.placement, move.bytes) for move in moves if move.op == "hop"
+    )
     where = [flow.placement("cpu", [at]) for at in range(4)]
     samples, bias = 2 * LENGTH * WIDTH * 8, LENGTH * LENGTH * 8  # of a micro-batch
     hops = {(0, 1, samples): 1, (1, 2, samples): 1, (2, 3, samples): 2, (2, 3, bias): 1}  # the memory and the words
@@ -104,7 +106,7 @@ def test_towers_side_by_side_meet_behind(over: tuple[str, str]) -> None:
 
 def test_towers_are_cut_by_one_course_and_told_so() -> None:
     step: Any = flow.compile(Translator(2, 4).double(), translated, plan=plan("1f1b"))
-    assert "1 | 1 layers and 2 | 2 layers by" in str(step.plan(*pairs(0)).explain())
+    assert "1 | 1 layers and 2 | 2 layers by" in str(step.plan_for(*pairs(0)).explain())
     heavy = nn.Sequential(nn.Linear(WIDTH, 4096), nn.Tanh(), nn.Linear(4096, WIDTH))
     model = Twins(2, 6)
     model.left[1] = heavy
@@ -142,7 +144,7 @@ def test_a_tower_that_a_step_does_not_run_stays_as_it_was_cut() -> None:
 
 def test_a_plan_that_ran_has_both_lines() -> None:
     step: Any = flow.compile(Translator().double(), translated, plan=plan("apart"))
-    lines = str(step.plan(*pairs(0)).plan).splitlines()
+    lines = str(step.plan_for(*pairs(0)).plan).splitlines()
     assert "pipe encoder over pipe[:2] by 1f1b, 4 micro-batches" in lines
     assert "pipe decoder over pipe[2:] by 1f1b" in lines
 

@@ -50,7 +50,7 @@ def come_together(
                 far.zero_grad()
                 for one in apart:
                     flow.refit(anchor.get_submodule(part), one)
-            sent = sum(move.plan.total for move in moves)
+            sent = sum(move.boxing.total for move in moves)
     for model in models:
         for x, y in zip(model.parameters(), anchor.parameters(), strict=True):
             assert torch.equal(x.detach().full_tensor(), y.detach().full_tensor())  # type: ignore[attr-defined]

@@ -112,7 +112,7 @@ def test_weights_of_any_plan_come_at_the_bound(plan: str, where: str, dtype: tor
         report = flow.refit(source, there, bucket_bytes=bucket_bytes)
     sent = transport().sent.bytes.total() - before
     assert alike(source, there)
-    assert sent == report.bytes == report.bound == sum(move.plan.total for move in moves)
+    assert sent == report.bytes == report.bound == sum(move.boxing.total for move in moves)
     assert report.tensors == len(moves) == len(source.state_dict())
 
 

@@ -129,7 +129,7 @@ def test_a_batch_of_another_shape_is_another_plan(tmp_path: Path) -> None:
     first, second = lines_of(path)
     assert "plans" not in first
     assert second["plans"] == 2
-    of = [step.plan(batch(rows)).explain().flops for rows in (4, 8)]
+    of = [step.plan_for(batch(rows)).explain().flops for rows in (4, 8)]
     assert second["flops_per_second"] * second["seconds"] * 2 == pytest.approx(sum(of))
     assert second["tokens_per_second"] * second["seconds"] * 2 == pytest.approx(12 * 4)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.placement import Cluster, Level, PlacementError, cluster, placement, use_cluster
 from sbpflow.placement.measure import LinkTimes
 from sbpflow.placement.network.hosts import Hosts
@@ -91,7 +91,7 @@ def test_a_sum_crosses_hosts_once_where_their_links_were_measured() -> None:
     by = {}
     for name, prices in (("preset", cluster("cpu")), ("measured", found(Hosts((0, 0, 1, 1)), {(0, 1): FAST}))):
         with use_cluster(prices):
-            way = plan(src, src.to("(B, B)"))
+            way = between(src, src.to("(B, B)"))
         by[name] = sum(move.price.bytes for move in way.moves if 0 in move.axes), way.route
     assert by["preset"][1] != by["measured"][1]
     assert by["measured"][0] < by["preset"][0]

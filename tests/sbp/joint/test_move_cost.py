@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing import plan
+from sbpflow.boxing import between
 from sbpflow.placement import Cluster, cluster, use_cluster
 from sbpflow.placement.links import Links
 from sbpflow.sbp.joint.move_cost import crossed, each_moved, local_bytes, moved
@@ -34,14 +34,14 @@ def states(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[State]:
 
 def priced(
     place: flow.Placement, by: Cluster, shape: tuple[int, ...]
-) -> Iterator[tuple[State, State, float, flow.boxing.BoxingPlan]]:
+) -> Iterator[tuple[State, State, float, flow.boxing.Boxing]]:
     """Of all pairs of states the price by arithmetic, and the plan."""
     known = states(shape, place.shape)
     found = moved(known, known, shape, 4, Links.of(place, by))
     with use_cluster(by):
         for (i, a), (j, b) in product(enumerate(known), enumerate(known)):
             ends = (Layout(place, state, shape, torch.float32) for state in (a, b))
-            yield a, b, float(found[i, j]), plan(*ends)
+            yield a, b, float(found[i, j]), between(*ends)
 
 
 @NETWORKS

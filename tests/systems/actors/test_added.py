@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 def test_what_cannot_be_is_refused_before_it_runs(case: str) -> None:
     edit, said = REFUSED[case]
     step = piped(layers())
-    step.plan(*data())
+    step.plan_for(*data())
     with pytest.raises(ScheduleError, match=said):
         step.add(edit)
     assert torch.isfinite(step(*data()).full_tensor())  # and the step is what it was
@@ -130,7 +130,7 @@ def test_what_cannot_be_is_refused_before_it_runs(case: str) -> None:
     ],
 )
 def test_a_network_is_edited_where_it_can_be(edit: Callable[[Network], Network], said: str) -> None:
-    network = piped(layers()).plan(*data()).network
+    network = piped(layers()).plan_for(*data()).network
     with pytest.raises(ScheduleError, match=said):
         edit(network)
 
@@ -142,7 +142,7 @@ def test_a_step_that_has_run_is_not_opened() -> None:
     with pytest.raises(ScheduleError, match=r"has run(.|\n)*add before the first run(.|\n)*or compile the model anew"):
         step.add(bpipe)
     again = piped(model)
-    again.plan(*batch).add(bpipe)  # the fix
+    again.plan_for(*batch).add(bpipe)  # the fix
     assert step(*batch).item() > again(*batch).item()
 
 
@@ -154,7 +154,7 @@ def test_a_function_is_asked_for_every_plan() -> None:
         step(*data(rows=rows))
         assert "evict 0" in str(step.network)
     fixed, short = piped(layers()), data(rows=16)
-    fixed.plan(*short).add(bpipe(fixed.network))
+    fixed.plan_for(*short).add(bpipe(fixed.network))
     fixed(*short)
     assert "evict 0" in str(fixed.network)
 
@@ -169,7 +169,7 @@ def test_only_a_planned_step_has_a_network() -> None:
 def test_a_step_of_one_function_has_none_and_says_what_has() -> None:
     model, batch = layers(1), data()
     straight = flow.compile(model, lambda m, x, y: (m(x) - y).square().mean(), placement=flow.placement("cpu", [0]))
-    straight.plan(*batch)
+    straight.plan_for(*batch)
     with pytest.raises(flow.SbpError, match=r"runs as one function(.|\n)*schedule='1f1b'"):
         _ = straight.network
     with pytest.raises(ScheduleError, match=r"runs as one function(.|\n)*schedule='1f1b'"):
@@ -177,7 +177,7 @@ def test_a_step_of_one_function_has_none_and_says_what_has() -> None:
     place = flow.placement("cpu", [0])
     loss = flow.compile(model, lambda m, x, y: (m(x) - y).square().mean(), placement=place, schedule="1f1b")
     ran: list[int] = []
-    loss.plan(*batch).add(one(LAZY, work=lambda firing: ran.append(firing.label)))
+    loss.plan_for(*batch).add(one(LAZY, work=lambda firing: ran.append(firing.label)))
     assert [actor.name for actor in loss.network.actors] == ["F0", "B0", "idle"]
     assert loss(*batch).item() == straight(*batch).item()
     assert ran == [0]
@@ -188,7 +188,7 @@ def test_an_actor_that_raises_is_named() -> None:
         raise ZeroDivisionError("on purpose")
 
     step, batch = piped(layers()), data()
-    step.plan(*batch).add(one(replace(LAZY, firings=2), work=breaks))
+    step.plan_for(*batch).add(one(replace(LAZY, firings=2), work=breaks))
     with pytest.raises(ZeroDivisionError) as raised:
         step(*batch)
     assert raised.value.__notes__[0] == "in actor idle, micro-batch 0, on queue device 0"
@@ -197,7 +197,7 @@ def test_an_actor_that_raises_is_named() -> None:
 @pytest.mark.parametrize("given", [[], [1, 2]])
 def test_work_gives_a_value_for_every_register(given: list[int]) -> None:
     step, batch = piped(layers()), data()
-    step.plan(*batch).add(
+    step.plan_for(*batch).add(
         lambda network: Added(
             network.through("act.0", Actor("stop", "stop")), {"stop": lambda firing: given}, {"stop": "device 0"}
         )
@@ -215,7 +215,7 @@ def broken(rank: int) -> None:
 
     step, batch = piped(layers()), data()
     idle = Actor("idle", f"device {rank}", firings=1)
-    step.plan(*batch).add(one(idle, work=breaks))
+    step.plan_for(*batch).add(one(idle, work=breaks))
     step(*batch)
 
 
@@ -225,7 +225,7 @@ def disagreeing(rank_of_more: int) -> str:
     step, batch = piped(layers()), data()
     rank = world().rank
     queue = "device 1" if rank == rank_of_more else "device 2"
-    step.plan(*batch).add(one(Actor("idle", "more", firings=1), ranks={"more": queue}))
+    step.plan_for(*batch).add(one(Actor("idle", "more", firings=1), ranks={"more": queue}))
     try:
         step(*batch)
     except ScheduleError as error:
@@ -263,7 +263,7 @@ def test_an_actor_that_raises_on_one_rank_is_named_on_all(fresh: Fresh) -> None:
 def test_eviction_to_the_host_takes_five_lines() -> None:
     """Offload: what a stage keeps goes to the host and comes back, two micro-batches ahead of the backward."""
     step, plain, batch = piped(layers()), piped(layers()), data()
-    network = step.plan(*batch).network
+    network = step.plan_for(*batch).network
     out, back = Actor("evict", "copies out"), Actor("load", "copies in")
     network = network.through("act.0", out, back, slots=(1, MANY, 2))
     step.add(Added(network, {"evict": handed_on, "load": handed_on}, {"copies out": 0, "copies in": 0}))

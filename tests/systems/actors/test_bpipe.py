@@ -130,7 +130,7 @@ def trained(levelled: bool, stages: int = 4) -> Seen:
     model = layers(stages)
     step, alive = compiled(model), Alive()
     x, y = torch.randn(2, 2 * stages * ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
-    step.plan(x, y)
+    step.plan_for(x, y)
     added = actors.bpipe(step.network)
     if levelled:
         step.add(added)
@@ -174,7 +174,7 @@ def test_a_step_is_bitwise_the_same_with_less_alive_at_once() -> None:
 def test_the_memory_that_is_told_is_levelled_too() -> None:
     """In slots of a stage: 4, 3, 2, 1 become 3, 3, 2, 3."""
     step = compiled(layers(4))
-    step.plan(*torch.randn(2, 8 * ROWS, WIDTH))
+    step.plan_for(*torch.randn(2, 8 * ROWS, WIDTH))
     before = {rank: of.activations for rank, of in step.planned.memory().items()}
     step.add(actors.bpipe)
     after = {rank: of.activations for rank, of in step.planned.memory().items()}
@@ -189,7 +189,7 @@ def test_a_history_of_autograd_goes_nowhere() -> None:
     flow.nn.pipeline(model, [flow.placement("cpu", [rank]) for rank in range(4)])
     step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batches=8, backend="autograd")
     with pytest.raises(ScheduleError, match=r"history of autograd(.|\n)*backend='code'") as raised:
-        step.plan(*torch.randn(2, 32, WIDTH)).add(actors.bpipe)(*torch.randn(2, 32, WIDTH))
+        step.plan_for(*torch.randn(2, 32, WIDTH)).add(actors.bpipe)(*torch.randn(2, 32, WIDTH))
     assert "evict 0" in raised.value.__notes__[0]
 
 

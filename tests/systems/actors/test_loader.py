@@ -38,7 +38,7 @@ def chunks(x: Tensor) -> Load:
 
 def losses(loaded: bool, **options: Any) -> list[float]:
     step, found, now = piped(layers(), **options), [], list(data())
-    step.plan(*now)
+    step.plan_for(*now)
     if loaded:
         step.add(loading(step.network, "F0", "x", lambda k: chunks(now[0])(k)))
         step.add(loading(step.network, "F3", "y", lambda k: chunks(now[1])(k)))
@@ -78,7 +78,7 @@ def test_it_loads_beside_the_first_stage_and_no_more_than_its_quota_ahead(monkey
         return chunks(x[0])(k)
 
     monkeypatch.setattr(Pipelined, "work", held)
-    step.plan(*x).add(loading(step.network, "F0", "x", load))
+    step.plan_for(*x).add(loading(step.network, "F0", "x", load))
     step(torch.empty_like(x[0], device="meta"), x[1])
     assert max(ahead) < QUOTA
     assert [str(ran) for ran in step.planned.program.outcome.of("host x")] == [f"load x{k}" for k in range(MANY)]
@@ -86,7 +86,7 @@ def test_it_loads_beside_the_first_stage_and_no_more_than_its_quota_ahead(monkey
 
 def test_an_argument_is_brought_or_given() -> None:
     step, (x, y) = piped(layers()), data()
-    step.plan(x, y).add(loading(step.network, "F0", "x", chunks(x)))
+    step.plan_for(x, y).add(loading(step.network, "F0", "x", chunks(x)))
     with pytest.raises(ScheduleError, match="x is brought by the register batch x, and was given too"):
         step(x, y)
     assert step(torch.empty_like(x, device="meta"), y).item() == losses_of(x, y)
@@ -103,7 +103,7 @@ def losses_of(x: Tensor, y: Tensor) -> float:
 )
 def test_who_reads_an_argument_has_to_take_it(task: str, argument: str, said: str) -> None:
     step, (x, y) = piped(layers()), data()
-    step.plan(x, y)
+    step.plan_for(x, y)
     with pytest.raises(ScheduleError, match=said):
         step.add(loading(step.network, task, argument, chunks(x)))
 
@@ -112,7 +112,7 @@ def test_who_reads_an_argument_has_to_take_it(task: str, argument: str, said: st
 def test_tasks_of_two_routes_would_take_what_the_other_route_takes(schedule: str) -> None:
     """Each counts its own micro-batches, and the first slots would be those of both."""
     step, (x, y) = piped(layers(), schedule=schedule), data()
-    step.plan(x, y)
+    step.plan_for(x, y)
     task = next(actor.name for actor in step.network.actors if "F3" in (actor.name, *actor.parts))
     with pytest.raises(ScheduleError, match=f"batch y brings y, and under {schedule} .* two routes(.|\n)*'1f1b'"):
         step.add(loading(step.network, task, "y", chunks(y)))
@@ -121,14 +121,14 @@ def test_tasks_of_two_routes_would_take_what_the_other_route_takes(schedule: str
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 6), torch.zeros(2, 6, dtype=torch.float64), None], ids=str)
 def test_a_micro_batch_of_another_kind_is_refused(wrong: Tensor) -> None:
     step, (x, y) = piped(layers()), data()
-    step.plan(x, y).add(loading(step.network, "F0", "x", lambda k: wrong))
+    step.plan_for(x, y).add(loading(step.network, "F0", "x", lambda k: wrong))
     with pytest.raises(ShapeError, match=r"micro-batch 0 of x is .*\n  the step was planned for \(2, 6\)"):
         step(torch.empty_like(x, device="meta"), y)
 
 
 def test_a_loader_that_ends_early_is_refused() -> None:
     step, (x, y) = piped(layers()), data()
-    network = step.plan(x, y).network
+    network = step.plan_for(x, y).network
     short = Actor("load", "host", gives=(Give("batch"),), firings=MANY - 1)
     opened = network.adding([short], [Register("batch")]).reading("F3", Take("batch"))
     with pytest.raises(ScheduleError, match="F3 fires 7 times, and in the step 8 times"):
@@ -139,7 +139,7 @@ def test_a_step_with_a_loader_that_nobody_has_leaves_no_thread() -> None:
     gc.collect()  # steps of other tests
     before = threading.active_count()
     step, (x, y) = piped(layers()), data()
-    step.plan(x, y).add(loading(step.network, "F0", "x", chunks(x)))
+    step.plan_for(x, y).add(loading(step.network, "F0", "x", chunks(x)))
     step(torch.empty_like(x, device="meta"), y)
     assert threading.active_count() > before
     del step

@@ -111,7 +111,7 @@ def trained() -> tuple[list[float], list[Tensor] | None]:
         flow.nn.place(layer, flow.placement("cpu", [at]))
     step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batches=MANY)
     features = torch.empty(MANY * ROWS, WIDTH, dtype=torch.float64, device="meta")
-    step.plan(features, y)
+    step.plan_for(features, y)
     step.add(encoded(step.network, encoder, model, images))
     optimizer = torch.optim.SGD(encoder.parameters(), 0.1)
     losses = []

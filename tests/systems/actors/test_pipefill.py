@@ -42,7 +42,7 @@ def evaluated(filled: bool) -> tuple[list[float], dict[tuple[int, int], float]]:
         found[device, number] = nn.functional.mse_loss(other(x), x).item()
 
     x, y = data()
-    step.plan(x, y)
+    step.plan_for(x, y)
     if filled:
         step.add(filling(step.network, evaluate))
     losses = [step(x, y).full_tensor().item() for _ in range(2)]
@@ -61,7 +61,7 @@ def test_the_job_is_done_and_the_step_is_what_it_was() -> None:
 def test_a_job_that_fits_the_bubbles_costs_nothing(time: float) -> None:
     """A bubble of this 1F1B is of whole units: 9 of 33 on every device."""
     step = piped(layers())
-    network = step.plan(*data()).network
+    network = step.plan_for(*data()).network
     alone = simulate(network)
     run = simulate(filling(network, lambda *_: None, each=int(9 / time), time=time).network)
     assert run.end == alone.end == 33
@@ -71,6 +71,6 @@ def test_a_job_that_fits_the_bubbles_costs_nothing(time: float) -> None:
 def test_a_call_that_has_begun_is_not_stopped() -> None:
     """One that takes longer than a bubble puts off what comes behind it: the step is told to be longer."""
     step = piped(layers())
-    network = step.plan(*data()).network
+    network = step.plan_for(*data()).network
     run = simulate(filling(network, lambda *_: None, each=3, time=2.5).network)
     assert 33 < run.end <= 33 + 4 * 2.5

@@ -42,7 +42,7 @@ def test_every_schedule_does_what_it_did(schedule: str) -> None:
         flow.nn.pipeline(model, [flow.placement("cpu", [rank]) for rank in range(4)], schedule)
         step = flow.compile(model, square, torch.optim.SGD(model.parameters(), 0.1), micro_batches=8, schedule=schedule)
         batch = data(rows=rows)
-        step.plan(*batch)
+        step.plan_for(*batch)
         if through:
             led(step, LED)
         return [step(*batch).item() for _ in range(2)]
@@ -52,7 +52,7 @@ def test_every_schedule_does_what_it_did(schedule: str) -> None:
 
 def test_a_register_between_stages_goes_by_way_of_a_third() -> None:
     step, plain, batch = piped(layers()), piped(layers()), data()
-    step.plan(*batch)
+    step.plan_for(*batch)
     led(step, ("x.1", "dy.1"), "device 3")
     assert [step(*batch).item() for _ in range(2)] == [plain(*batch).item() for _ in range(2)]
 
@@ -69,7 +69,7 @@ def grouped(through: bool) -> tuple[list[float], list[Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = flow.compile(model, square, optimizer, micro_batches=4, inputs=inputs)
     batch = data(rows=16)
-    step.plan(*batch)
+    step.plan_for(*batch)
     if through:
         network = step.network.through("act.0", Actor("out", "out"), Actor("back", "back"), slots=(2, 2, 1))
         step.add(Added(network, {"out": handed_on, "back": handed_on}, {"out": "device 0", "back": "device 1"}))

@@ -20,7 +20,7 @@ from .test_pipefill import filling
 
 def losses(opened: bool) -> tuple[list[float], set[tuple[int, int]]]:
     step, (x, y), done = piped(layers()), data(), set[tuple[int, int]]()
-    step.plan(x, y)
+    step.plan_for(x, y)
     if opened:
         step.add(bpipe)
         step.add(loading(step.network, "F0", "x", chunks(x)))  # each on the rank that reads it
@@ -65,7 +65,7 @@ def test_an_inference_is_opened_too() -> None:
     with torch.no_grad():
         wanted = step(x).full_tensor()
         again = flow.compile(model, forward, micro_batches=4)
-        network = again.plan(x).network.through("x.1", flow.actors.Actor("see", "beside"))
+        network = again.plan_for(x).network.through("x.1", flow.actors.Actor("see", "beside"))
         again.add(flow.actors.Added(network, {"see": see}, {"beside": "device 0"}))
         assert torch.equal(again(x).full_tensor(), wanted)
     assert seen == [(k, (4, 6), False) for k in range(4)]
@@ -75,7 +75,7 @@ def test_an_addition_that_is_no_function_is_of_one_network() -> None:
     """Added to a step with another order, it replaced that: a move to gpipe went on in 1F1B, and nothing was said."""
     x, y = data()
     for schedule, fine in (("1f1b", True), ("gpipe", False)):
-        step = piped(layers()).plan(x, y)
+        step = piped(layers()).plan_for(x, y)
         step.add(filling(step.network, lambda *_: None))
         step(x, y)
         step.move(schedule=schedule)
@@ -84,7 +84,7 @@ def test_an_addition_that_is_no_function_is_of_one_network() -> None:
             continue
         with pytest.raises(ScheduleError, match="made of the network of another step"):
             step(x, y)
-    step = piped(layers()).plan(x, y).add(lambda network: filling(network, lambda *_: None))
+    step = piped(layers()).plan_for(x, y).add(lambda network: filling(network, lambda *_: None))
     step(x, y)
     step.move(schedule="gpipe")
     step(x, y)

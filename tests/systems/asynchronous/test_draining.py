@@ -17,7 +17,7 @@ def course(schedule: str, m: int, p: int = 3) -> Course:
     flow.nn.pipeline(model, [flow.placement("cuda", [rank]) for rank in range(p)], schedule)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with flow.use_cluster("a100x8"):
-        step = flow.compile(model, squares, optimizer, micro_batches=m, schedule=schedule).plan(x, x)
+        step = flow.compile(model, squares, optimizer, micro_batches=m, schedule=schedule).plan_for(x, x)
         found = step.explain().course
         assert found is not None
         return found

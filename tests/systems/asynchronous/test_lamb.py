@@ -105,7 +105,7 @@ def test_pieces_send_their_norms_alone() -> None:
         x.grad = flow.ones(*x.shape, placement=DATA, sbp=S(0), dtype=x.dtype)
     with flow.record() as moves:
         optimizer.step()
-    sent = [move.plan for move in moves if move.plan.total]
+    sent = [move.boxing for move in moves if move.boxing.total]
     assert [way.src.shape for way in sent] == [()] * 2 * 4
     assert all(way.total == 4 * 3 * 8 for way in sent)  # each of four ranks tells the others a number
     plain = layers(2)

@@ -80,7 +80,7 @@ def nesterov(model: nn.Module, lr: float = 0.7) -> torch.optim.Optimizer:
 
 
 def sent(moves: Any) -> int:
-    return sum(move.plan.total for move in moves)
+    return sum(move.boxing.total for move in moves)
 
 
 def test_an_outer_step_of_diloco_sends_what_one_all_reduce_does() -> None:

@@ -80,5 +80,5 @@ def test_bytes_of_a_step(lies: str, times: float) -> None:
     with flow.record() as moves:
         step(*numbers(16, 1))
     size = 8 * sum(a * b for a, b in SHAPES)
-    assert sum(move.plan.total for move in moves if move.op == "optimizer whole") == times * size
+    assert sum(move.boxing.total for move in moves if move.op == "optimizer whole") == times * size
     assert {s.owner for s in step.physical.sources if s.kind == "parameter"} == {0, 1, 2, 3}

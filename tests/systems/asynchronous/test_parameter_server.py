@@ -68,14 +68,14 @@ def test_a_round_of_a_worker_takes_its_parameters_twice(delay: int) -> None:
     size = sum(p.numel() * 8 for p in layers(3).parameters())
     sent = Counter[str]()
     for move in moves:
-        sent[move.op] += move.plan.total  # of what is sent between ranks
+        sent[move.op] += move.boxing.total  # of what is sent between ranks
     assert +sent == {"pull": 3 * 5 * size, "push": 3 * 5 * size}
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 5])
 def test_nobody_is_later_than_the_bound_and_the_quick_are_as_late(delay: int) -> None:
     _, _, server = served(3, delay=delay, seconds=[1, 2, 4])
-    found = server.plan(12)
+    found = server.course_of(12)
     assert max(found.delays) == delay
     assert sum(found.delays.values()) == 3 * 12
     assert found.versions[2] == tuple(range(12))  # the slowest has the newest
@@ -109,7 +109,7 @@ def late() -> list[Tensor]:
 
 def test_late_gradients_are_those_of_the_weights_that_were_pulled() -> None:
     _, _, server = served(2, delay=2, seconds=[1, 3])
-    course = server.plan(8)
+    course = server.course_of(8)
     assert max(course.delays) == 2
     torch.testing.assert_close(late(), reference(course, 2, 8, 0.1), rtol=0, atol=1e-14)
 

@@ -35,7 +35,7 @@ def test_a_forward_is_as_many_updates_late_as_published(p: int) -> None:
 
 
 def test_a_step_tells_the_delay_of_each_parameter() -> None:
-    step = staged(layers(4), "pipemare", 12).plan(*numbers(24))
+    step = staged(layers(4), "pipemare", 12).plan_for(*numbers(24))
     assert step.delays().forward == published("pipemare").delays(4, 12).forward
     assert step.delays().parameters == {
         f"{s}.0.{name}": 2 * (4 - s) - 1 for s in range(4) for name in ("weight", "bias")
@@ -180,7 +180,7 @@ def test_rates_that_begin_smaller_where_weights_are_late_go_further(again: bool)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         step = flow.compile(model, squares, optimizer, micro_batches=16, schedule="pipemare")
         x, _ = numbers(64, 0)
-        step.plan(x, x @ TURN)
+        step.plan_for(x, x @ TURN)
         if again:  # also when the step has taken the optimizer over
             step(x[:0].new_zeros(64, WIDTH), x.new_zeros(64, WIDTH))
         rates = flow.nn.DelayedLR(optimizer, step, anneal=anneal)
@@ -205,7 +205,7 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path) -> None:
         model = layers(4)
         flow.nn.pipeline(model, ranks(4), "pipemare")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        step = flow.compile(model, squares, optimizer, micro_batches=12, schedule="pipemare").plan(*numbers(24))
+        step = flow.compile(model, squares, optimizer, micro_batches=12, schedule="pipemare").plan_for(*numbers(24))
         return model, optimizer, step, flow.nn.DelayedLR(optimizer, step, anneal=5)
 
     model, optimizer, step, rates = made()
@@ -234,12 +234,12 @@ def test_what_cannot_be() -> None:
     with pytest.raises(flow.SbpflowError, match="not called yet"):
         step.delays()
     with pytest.raises(flow.SbpflowError, match="1f1b has a flush, so no weight is read late"):
-        flow.nn.DelayedLR(torch.optim.SGD([torch.zeros(1)]), step.plan(x, y), anneal=3)
+        flow.nn.DelayedLR(torch.optim.SGD([torch.zeros(1)]), step.plan_for(x, y), anneal=3)
     with pytest.raises(flow.SbpflowError, match="no norm of all gradients"):
         staged(layers(4), "pipemare", 12, clip_grad_norm=1.0)(x, y)
     with pytest.raises(flow.SbpflowError, match="keeps the weights of a forward by reference"):
         staged(layers(4), "pipemare", 12, backend="autograd")(x, y)
-    step = staged(layers(4), "pipemare", 12).plan(x, y)
+    step = staged(layers(4), "pipemare", 12).plan_for(x, y)
     with pytest.raises(flow.SbpflowError, match="no parameter that the graph trains"):
         flow.nn.DelayedLR(torch.optim.SGD([torch.zeros(1)]), step, anneal=3)
     with pytest.raises(flow.SbpflowError, match="anneal=0"):
@@ -283,7 +283,7 @@ def test_rates_are_split_before_other_schedulers_know_the_groups() -> None:
     model = layers(3)
     flow.nn.pipeline(model, ranks(3), "pipemare")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = flow.compile(model, squares, optimizer, micro_batches=6, schedule="pipemare").plan(*numbers(12))
+    step = flow.compile(model, squares, optimizer, micro_batches=6, schedule="pipemare").plan_for(*numbers(12))
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda at: 0.5)
     with pytest.raises(flow.SbpError, match="make DelayedLR first"):
         flow.nn.DelayedLR(optimizer, step, anneal=3)

@@ -63,8 +63,8 @@ def test_a_round_of_a_worker_takes_its_parameters_twice_and_each_server_sends_it
         server.run(rows(2, 3))
     for move in moves:
         if move.op in ("pull", "push"):
-            home = move.plan.src if move.op == "pull" else move.plan.dst
-            sent[move.op, home.placement.flat[0]] += move.plan.total
+            home = move.boxing.src if move.op == "pull" else move.boxing.dst
+            sent[move.op, home.placement.flat[0]] += move.boxing.total
     away = {rank: sum(where.flat != (rank,) for where in WORKERS) for rank in servers}  # a server may be a worker
     assert +sent == +Counter({(op, r): 3 * away[r] * size for op in ("pull", "push") for r, size in held.items()})
 
@@ -83,7 +83,7 @@ def test_weights_are_those_of_one_server_to_the_bit(servers: list[int]) -> None:
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_the_bound_of_the_delay_is_that_of_one(delay: int) -> None:
-    several, one = (made(servers, delay=delay, seconds=[1, 3])[2].plan(8) for servers in ([2, 3, 4], [2]))
+    several, one = (made(servers, delay=delay, seconds=[1, 3])[2].course_of(8) for servers in ([2, 3, 4], [2]))
     assert several.versions == one.versions
     assert max(several.delays) == delay
 

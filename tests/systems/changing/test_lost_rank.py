@@ -66,9 +66,9 @@ def test_only_what_the_rank_that_is_back_needs_is_sent() -> None:
     step.move(plan="grid cpu:[0-3] as (data=4)")
     with flow.record() as moves:
         step(*batch(1))
-    sent = sum(move.plan.total for move in moves if move.op.startswith("moved"))
+    sent = sum(move.boxing.total for move in moves if move.op.startswith("moved"))
     assert sent == 3 * sum(value.numel() * 8 for value in model.parameters())  # a weight and its two moments, once
-    assert all(move.plan.received(rank) == 0 for move in moves if move.op.startswith("moved") for rank in range(3))
+    assert all(move.boxing.received(rank) == 0 for move in moves if move.op.startswith("moved") for rank in range(3))
 
 
 def test_without_copies_a_checkpoint_has_it(tmp_path: Path) -> None:

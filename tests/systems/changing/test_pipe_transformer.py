@@ -80,7 +80,9 @@ def test_the_pipeline_gets_shorter_and_copies_more() -> None:
 
 def summed(moves: Moves) -> int:
     """The bytes of gradients that ranks add up."""
-    return sum(move.plan.src.nbytes for move in moves if move.plan.src.state.partial and move.plan.src.numel > BATCH)
+    return sum(
+        move.boxing.src.nbytes for move in moves if move.boxing.src.state.partial and move.boxing.src.numel > BATCH
+    )
 
 
 def test_frozen_layers_have_no_gradients_and_none_are_reduced() -> None:
@@ -101,7 +103,7 @@ def test_no_gradient_goes_to_frozen_stages_and_none_is_computed_there() -> None:
     pair = Pair(4)
 
     def hops() -> int:
-        return sum(move.plan.total for move in pair.train() if move.op == "hop")
+        return sum(move.boxing.total for move in pair.train() if move.op == "hop")
 
     def backward() -> list[int]:
         """The chunks that have a backward."""

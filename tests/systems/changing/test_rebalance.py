@@ -64,7 +64,7 @@ def test_a_slow_stage_is_given_fewer_layers_and_training_goes_on() -> None:
         other.zero_grad()
         with flow.record() as moves:
             assert step(batch(at)).item() == pytest.approx(wanted.item(), abs=1e-12)
-        moved = sum(move.plan.total for move in moves if move.op.startswith("moved"))
+        moved = sum(move.boxing.total for move in moves if move.op.startswith("moved"))
         layer = sum(value.nbytes for value in alone[0].parameters())
         assert moved == (3 * 2 * layer if at == 2 else 0)  # two layers, and two moments of each number
     assert [layer[0].weight.placement.flat for layer in model] == [(0,)] * 6 + [(1,)] * 2  # type: ignore[index]

@@ -47,7 +47,7 @@ def test_an_encoder_of_a_users_own_is_a_class_of_two_functions() -> None:
     ids=str,
 )  # fmt: skip
 def test_the_text_of_a_step_says_its_encoders_and_is_read_back(encoder: flow.encoders.Encoder) -> None:
-    step = step_of(net(), {"0.*": encoder}).plan(*batch(0))
+    step = step_of(net(), {"0.*": encoder}).plan_for(*batch(0))
     assert repr(f"{encoder} over 0") in step.text()
     assert from_text(step.text()).backs == step.physical.backs
 
@@ -196,11 +196,11 @@ def test_one_rank_has_nothing_to_encode() -> None:
 
 
 def test_errors_are_in_the_account_of_memory() -> None:
-    plain, coded = (step_of(net(), how).plan(*batch(0)).planned.held() for how in (None, {"2.weight": ALL["*"]}))
+    plain, coded = (step_of(net(), how).plan_for(*batch(0)).planned.held() for how in (None, {"2.weight": ALL["*"]}))
     assert coded[0].states - plain[0].states == 32 * 32 * 4
     step = step_of(net(), {"*": flow.encoders.momentum(of=flow.encoders.sign(twice=True))}, memory=25e3)
     with pytest.raises(flow.SbpError, match="errors of compressed gradients"):
-        step.plan(*batch(0))
+        step.plan_for(*batch(0))
 
 
 PLAN = "grid (data=4)\ninput x <- data=S(0)\ninput y <- data=S(0)\n"
@@ -258,14 +258,14 @@ def test_what_has_no_meaning_is_refused(make: Any, said: str) -> None:
 
 def _encoded(step: Any) -> set[str]:
     """The parameters of a step whose gradients go home encoded."""
-    return {back.into for back in step.plan(*batch(0)).physical.backs if back.encoding is not None}
+    return {back.into for back in step.plan_for(*batch(0)).physical.backs if back.encoding is not None}
 
 
 @pytest.mark.parametrize("over", [None, "data"])
 @pytest.mark.parametrize("place", [DATA, BOTH], ids=["data", "data and tensor"])
 def test_who_says_an_encoder_says_that_gradients_are_summed(place: flow.Placement, over: str | None) -> None:
     """Of a small model each rank computed all, which is cheaper than any sum, and the encoder was refused."""
-    plain = step_of(net(), None).plan(*batch(0)).physical
+    plain = step_of(net(), None).plan_for(*batch(0)).physical
     assert not any(back.src.state.partial for back in plain.backs)
     model = flow.nn.compress(net(), flow.encoders.int8(), over=over)
     assert _encoded(step_of(model, None, placement=place)) == {name for name, _ in model.named_parameters()}
@@ -307,7 +307,7 @@ def test_a_move_leaves_no_errors_behind() -> None:
     step(x, y)
     held = step.kept.error("0.weight").full_tensor().clone()
     step.move(backend="code")
-    step.plan(x, y)
+    step.plan_for(x, y)
     assert torch.equal(step.kept.error("0.weight").full_tensor(), held)
     step.move(placement=four)
     with pytest.raises(flow.SbpError, match=r"has errors on cpu:.0-1., where they would be left"):

@@ -28,7 +28,7 @@ def piped(encoder: flow.encoders.Encoder | None, rows: int = 32, **how: Any) -> 
 def hopped(step: Any) -> int:
     with flow.record() as moves:
         step(*batch(0))
-    return sum(move.plan.total for move in moves if move.op == "hop")
+    return sum(move.boxing.total for move in moves if move.op == "hop")
 
 
 @pytest.mark.parametrize(("encoder", "each"), [("int8(block=32)", 8 * 32 + 8 * 4), ("int4()", 8 * 16 + 8 * 4)])
@@ -42,7 +42,7 @@ def test_a_hop_takes_a_byte_or_half_a_byte_an_element_and_a_scale_a_block(encode
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_the_account_counts_what_hops_as_bytes(schedule: str) -> None:
     plain, coded = (
-        piped(each, micro_batches=4, schedule=schedule).plan(*batch(0)).explain().memory.ranks
+        piped(each, micro_batches=4, schedule=schedule).plan_for(*batch(0)).explain().memory.ranks
         for each in (None, flow.encoders.int8(block=32))
     )
     assert coded.keys() == plain.keys()
@@ -118,7 +118,7 @@ def test_a_hop_between_layers_that_run_as_one_stage_is_encoded_as_in_a_straight_
         step = flow.compile(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), **how)
         with flow.record() as made:
             value = step(torch.ones(4, 8)).item()
-        return [(str(move.op), move.plan.total) for move in made if "code" in str(move.op)], value
+        return [(str(move.op), move.boxing.total) for move in made if "code" in str(move.op)], value
 
     straight, by_actors = moves(), moves(schedule="1f1b")
     assert (len(straight[0]), straight) == (2, by_actors)

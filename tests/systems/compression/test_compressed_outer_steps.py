@@ -43,7 +43,7 @@ class Apart:
                     far = flow.addends(came, GRID, "data")
                     how: Any = {} if self.encoder is None else {"encoder": self.encoder, "kept": self.errors[name]}
                     x.grad = far.to_global(sbp=x.sbp, **how)  # type: ignore[attr-defined]
-                sent += sum(move.plan.total for move in moves)
+                sent += sum(move.boxing.total for move in moves)
         self.outer.step()
         self.outer.zero_grad()
         for m in self.models:

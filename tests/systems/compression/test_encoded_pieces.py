@@ -117,8 +117,8 @@ def test_grids_of_two_axes(start: Any, to: Any, route: str, quarters: int) -> No
     x: Any = flow.from_local(shards, placement=BOTH, sbp=start)
     with flow.record() as moves:
         come = x.to_global(sbp=to, encoder=E.topk(fraction=1.0))
-    coded = [move for move in moves if move.op == "encoded" and move.plan.src.dtype is torch.uint8]
-    assert [(move.route, move.plan.total) for move in coded] == [(route, quarters * 8 * 12 // 4 * 8)]
+    coded = [move for move in moves if move.op == "encoded" and move.boxing.src.dtype is torch.uint8]
+    assert [(move.route, move.boxing.total) for move in coded] == [(route, quarters * 8 * 12 // 4 * 8)]
     torch.testing.assert_close(come.to_local(), x.to_global(sbp=to).to_local())
 
 
@@ -148,10 +148,10 @@ def test_zero2_sends_each_rank_the_payloads_of_its_piece() -> None:
     with flow.record() as moves:
         counted = sent_bytes(step)
     (coded,) = [move for move in moves if move.op == "encoded"]
-    assert (coded.route, coded.plan.total) == ("all_to_all", 4 * 3 * (8 * 32 + 2 * 4))
-    assert counted == sum(move.plan.total for move in moves)
+    assert (coded.route, coded.boxing.total) == ("all_to_all", 4 * 3 * (8 * 32 + 2 * 4))
+    assert counted == sum(move.boxing.total for move in moves)
     told = [row for row in step.explain().moves if row.direction == "backward" and "all_to_all" in row.route]
-    assert sum(row.total * row.count for row in told) == coded.plan.total
+    assert sum(row.total * row.count for row in told) == coded.boxing.total
     assert step.kept.error("2.weight").shape == (32, 32)
 
 
@@ -163,7 +163,7 @@ def test_zero2_learns_as_float32_does(how: dict[str, Any]) -> None:
 
 
 def test_a_share_of_a_sum_is_not_in_the_account_of_pieces() -> None:
-    held = [zero2(by).plan(*batch(0)).planned.held() for by in (None, E.sign(), E.sign(twice=True))]
+    held = [zero2(by).plan_for(*batch(0)).planned.held() for by in (None, E.sign(), E.sign(twice=True))]
     assert [of[0].states - held[0][0].states for of in held] == [0, 32 * 32 * 4, 32 * 32 * 4]
 
 

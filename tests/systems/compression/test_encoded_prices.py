@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing.encoding import Encoding, encoded_plans
+from sbpflow.boxing.boxing import between
+from sbpflow.boxing.encoding import Encoding, encoded_boxings
 from sbpflow.boxing.graph.encode import SaidEncoder
-from sbpflow.boxing.plan import plan
 from sbpflow.placement import default_cluster
 from sbpflow.placement.links import Links
 from sbpflow.sbp import layout
@@ -32,9 +32,9 @@ def test_the_price_of_an_encoded_move_is_that_of_its_plans(encoder: E.Encoder, t
     states = [src.state], [dst.state]
     plain = moved(*states, src.shape, 4, LINKS)
     found = encoded_seconds(plain, SaidEncoder(encoder), src.dtype, *states, src.shape, DATA, LINKS)
-    ways = encoded_plans([(src, dst)], [Encoding(encoder, (0,))])
+    ways = encoded_boxings([(src, dst)], [Encoding(encoder, (0,))])
     assert found[0, 0] == pytest.approx(sum(way.price.time for way in ways), rel=1e-9)
-    assert plain[0, 0] == pytest.approx(plan(src, dst).price.time, rel=1e-9)
+    assert plain[0, 0] == pytest.approx(between(src, dst).price.time, rel=1e-9)
 
 
 def test_a_move_that_is_not_encoded_keeps_its_price() -> None:
@@ -51,7 +51,7 @@ def test_a_move_that_is_not_encoded_keeps_its_price() -> None:
 
 def lies(encoder: E.Encoder | None, rows: int = 512) -> tuple[str, Any]:
     """How the large weight of a model lies, of which nothing is said but the encoder of its gradient."""
-    step = step_of(net(512), {"2.weight": encoder} if encoder else None, inputs=None).plan(*batch(0, rows))
+    step = step_of(net(512), {"2.weight": encoder} if encoder else None, inputs=None).plan_for(*batch(0, rows))
     (weight,) = [s.value for s in step.physical.sources if s.value.name == "2.weight"]
     return str(weight.layout.lie), step
 
@@ -67,7 +67,7 @@ def test_a_cheap_sum_is_a_reason_for_data_parallelism(encoder: E.Encoder) -> Non
 
 
 def test_moves_that_are_told_take_less_than_half() -> None:
-    told = [step_of(net(512), by).plan(*batch(0, 2048)).explain() for by in (None, {"*": E.topk(fraction=0.01)})]
+    told = [step_of(net(512), by).plan_for(*batch(0, 2048)).explain() for by in (None, {"*": E.topk(fraction=0.01)})]
     spent = [each.exposed + each.hidden for each in told]
     assert spent[1] < 0.5 * spent[0]
 

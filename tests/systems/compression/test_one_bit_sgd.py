@@ -43,8 +43,8 @@ def test_a_gradient_takes_a_thirty_second_of_its_bytes() -> None:
     step(*batch(0))
     with flow.record() as moves:
         counted = sent_bytes(step)
-    coded = sum(move.plan.total for move in moves if move.op == "encoded")
-    others = sum(move.plan.total for move in moves if move.op != "encoded")
+    coded = sum(move.boxing.total for move in moves if move.op == "encoded")
+    others = sum(move.boxing.total for move in moves if move.op != "encoded")
     assert counted == coded + others
     assert coded == 2 * ranks * (ranks - 1) * sum(ceil(ceil(n / ranks) / 8) + 4 for n in shapes)
     assert plain / coded > 32 / 1.12

@@ -106,9 +106,9 @@ def test_the_bytes_are_those_of_the_factors_and_of_what_is_no_matrix() -> None:
         sent_bytes(step)
     whole = {n: p.numel() for n, p in net(64).named_parameters() if n not in ("0.weight", "2.weight")}
     thin = (64 + 64) * RANK + (64 + 8) * RANK
-    elements = sum(move.plan.src.shape[0] for move in moves if move.op == "encoded")
+    elements = sum(move.boxing.src.shape[0] for move in moves if move.op == "encoded")
     assert elements == sum(whole.values()) + thin
-    assert {move.plan.src.dtype for move in moves if move.op == "encoded"} == {torch.float32}
+    assert {move.boxing.src.dtype for move in moves if move.op == "encoded"} == {torch.float32}
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])

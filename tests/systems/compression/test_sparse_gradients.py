@@ -24,7 +24,7 @@ def test_the_bytes_are_those_of_twice_k_numbers() -> None:
     with flow.record() as moves:
         sent_bytes(step)
     many = sum(ceil(0.01 * weight.numel()) for weight in net(128).parameters())
-    assert sum(move.plan.total for move in moves if move.op == "encoded") == ranks * (ranks - 1) * many * 2 * 4
+    assert sum(move.boxing.total for move in moves if move.op == "encoded") == ranks * (ranks - 1) * many * 2 * 4
 
 
 @pytest.mark.sweep

@@ -89,7 +89,7 @@ def loss_fn(model: nn.Module, x: Tensor, room: int) -> tuple[Tensor, Tensor]:
 
 
 def sent(moves: object) -> list[tuple[str, int]]:
-    return [(move.plan.route, move.plan.total) for move in moves if move.plan.total]  # type: ignore[attr-defined]
+    return [(move.boxing.route, move.boxing.total) for move in moves if move.boxing.total]  # type: ignore[attr-defined]
 
 
 __all__ = ["EXPERTS", "F64", "PLAN", "TOKENS", "WIDTH", "Sparse", "flow", "loss_fn", "sent", "tokens"]

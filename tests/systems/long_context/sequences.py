@@ -73,4 +73,4 @@ def shards(x: Any) -> list[Tensor]:
 
 
 def sent(moves: Any) -> list[tuple[str, int]]:
-    return [(move.plan.route, move.plan.total) for move in moves if move.plan.total]
+    return [(move.boxing.route, move.boxing.total) for move in moves if move.boxing.total]

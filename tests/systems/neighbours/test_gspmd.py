@@ -48,7 +48,7 @@ def test_a_plan_tells_the_bytes_of_halos_and_can_be_read_back() -> None:
     split = flow.tensor(torch.randn(1, 3, 32, 8), placement=HEIGHT, sbp=S(2))
     with flow.use_cluster("flat"):
         step = flow.compile(model, lambda model, x: model(x).square().mean(), placement=HEIGHT)
-        plan = step.plan(split)
+        plan = step.plan_for(split)
         said = str(step.explain().full())
     assert "halo over height, 192 B a rank" in plan.text()
     assert "halo over height" in said
@@ -104,7 +104,7 @@ def test_a_plan_tells_of_borders_and_can_be_read_back(mode: str) -> None:
     flow.nn.to_global(model, HEIGHT, B)
     split = flow.tensor(torch.randn(1, 3, 16, 4), placement=HEIGHT, sbp=S(2))
     with flow.use_cluster("flat"):
-        plan = flow.compile(model, lambda model, x: model(x).square().mean(), placement=HEIGHT).plan(split)
+        plan = flow.compile(model, lambda model, x: model(x).square().mean(), placement=HEIGHT).plan_for(split)
     word = {"circular": "wraps", "reflect": "mirrors", "replicate": "repeats"}[mode]
     assert f", {word}]" in plan.text()
     assert to_text(from_text(plan.text())) == plan.text()

@@ -88,7 +88,7 @@ def test_what_is_sent_does_not_grow_with_the_sequence(length: int) -> None:
     model = flow.nn.inside(Layer(), use="window", over="context")
     flow.nn.to_global(model, CONTEXT)
     with flow.use_cluster("flat"), torch.no_grad():
-        plan = flow.compile(model, placement=CONTEXT).plan(flow.ones(1, length, WIDTH, placement=CONTEXT, sbp=S(1)))
+        plan = flow.compile(model, placement=CONTEXT).plan_for(flow.ones(1, length, WIDTH, placement=CONTEXT, sbp=S(1)))
     halos = [line for line in plan.text().splitlines() if "halo over context" in line]
     assert len(halos) == 2
     assert all(f"{(WINDOW - 1) * 2 * 4 * 4} B a rank" in line for line in halos)

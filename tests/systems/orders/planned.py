@@ -22,7 +22,7 @@ def hosts(count: int, devices: int, *, inside: float, between: float, links: Seq
     return replace(flow.cluster("a100x8"), name="planned", levels=levels, links=tuple(links))
 
 
-def every_plan(layers: int, devices: int, stages: Sequence[int]) -> Iterator[Plan]:
+def every_boxing(layers: int, devices: int, stages: Sequence[int]) -> Iterator[Plan]:
     """All cuts into so many stages, and all ways to give each device to one of them, so that none has nothing."""
     for count in stages:
         for of in product(range(count), repeat=devices):
@@ -48,7 +48,7 @@ def times(layers: Sequence[LayerLoad], plan: Plan) -> tuple[list[Costs], list[fl
 
 def moved(here: Placement, src: object, there: Placement, dst: object, size: int) -> float:
     before, after = (flow.layout(p, sbp, (size,), torch.uint8) for p, sbp in ((here, src), (there, dst)))  # type: ignore[arg-type]
-    return flow.boxing.plan(before, after).price.time if size else 0.0
+    return flow.boxing.between(before, after).price.time if size else 0.0
 
 
 def step(layers: Sequence[LayerLoad], plan: Plan, many: int, schedule: str = "1f1b") -> float:

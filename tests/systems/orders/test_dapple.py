@@ -11,7 +11,7 @@ from sbpflow.nn import LayerLoad, split_stages
 from sbpflow.placement.errors import PlacementError
 from tests.nn.graph.pipes import mlp, trains
 
-from .planned import every_plan, hosts, step
+from .planned import every_boxing, hosts, step
 
 
 def drawn(seed: int, many: int) -> list[LayerLoad]:
@@ -28,7 +28,7 @@ def test_the_plan_is_the_best_of_all_plans(seed: int, count: int, devices: int) 
     layers = drawn(seed, 4)
     with flow.use_cluster(hosts(count, devices, inside=40.0, between=4.0)):
         found = split_stages(layers, flow.placement("cuda", range(4)), 3)
-        wanted = min(step(layers, plan, 3) for plan in every_plan(4, 4, range(1, 5)))
+        wanted = min(step(layers, plan, 3) for plan in every_boxing(4, 4, range(1, 5)))
         ranks = tuple(tuple(place.flat) for place in found.placements)
         assert found.value == pytest.approx(wanted)
         assert found.value == pytest.approx(step(layers, (found.ends, ranks), 3))

@@ -207,7 +207,7 @@ def test_the_predicted_course_has_what_pairs_hide() -> None:
     for schedule in (published("dualpipe_v"), apart("dualpipe_v", 2, M)):
         model = split(width=(width := 256))  # else weights are gathered instead, with which a backward moves nothing
         step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule=schedule)
-        step.plan(*numbers(0, width=width))
+        step.plan_for(*numbers(0, width=width))
         course, costs = step.explain().course, step.costs()
         assert course is not None
         assert all(cost.exchange > 0 for cost in costs)
@@ -312,7 +312,7 @@ def test_added_actors_bring_arguments_to_tasks_of_pairs() -> None:
     def losses(loaded: bool) -> list[float]:
         model, now = split(), list(numbers(0))
         step = flow.compile(model, square_loss, sgd(model), micro_batches=M, schedule="dualpipe_v")
-        step.plan(*now)
+        step.plan_for(*now)
         for at, (task, batch) in enumerate((("F0", "x"), ("F3", "y"))) if loaded else ():
             reader = next(actor for actor in step.network.actors if task in actor.parts)
             loader = Actor(f"load {batch}", f"host {batch}", gives=(Give(f"batch {batch}"),), firings=M)

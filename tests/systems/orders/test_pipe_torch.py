@@ -8,7 +8,7 @@ import sbpflow as flow
 from sbpflow.nn import LayerLoad, split_stages
 from sbpflow.placement.hardware import RankLink
 
-from .planned import every_plan, hosts, step
+from .planned import every_boxing, hosts, step
 
 
 @pytest.mark.parametrize(("seed", "schedule"), [(0, "gpipe"), (1, "1f1b"), (2, "zb_h1")])
@@ -19,7 +19,7 @@ def test_six_layers_over_three_unequal_links_are_placed_as_the_best_of_all_plans
     links = [RankLink((a, b), 0.1 * a, draw.choice([1.0, 4.0, 16.0])) for a, b in ((0, 1), (1, 2), (0, 2))]
     with flow.use_cluster(hosts(1, 3, inside=4.0, between=4.0, links=links)):
         found = split_stages(layers, flow.placement("cuda", range(3)), 4, schedule=schedule, stages=3)
-        plans = list(every_plan(6, 3, [3]))
+        plans = list(every_boxing(6, 3, [3]))
         assert len(plans) == 60
         best = min(plans, key=lambda plan: step(layers, plan, 4, schedule))
         assert found.value == pytest.approx(step(layers, best, 4, schedule))

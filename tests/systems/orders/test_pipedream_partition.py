@@ -7,7 +7,7 @@ import pytest
 import sbpflow as flow
 from sbpflow.nn import LayerLoad, split_stages
 
-from .planned import every_plan, hosts, slowest
+from .planned import every_boxing, hosts, slowest
 
 # VGG-16: of each layer GFLOP forward and outputs for an image, in millions, and parameters in millions.
 VGG16 = [
@@ -27,7 +27,7 @@ def test_the_slowest_stage_is_that_of_the_best_plan(seed: int) -> None:
     ]
     with flow.use_cluster(hosts(2, 2, inside=40.0, between=4.0)):
         found = split_stages(layers, flow.placement("cuda", range(4)), by="slowest")
-        assert found.value == pytest.approx(min(slowest(layers, plan) for plan in every_plan(5, 4, range(1, 5))))
+        assert found.value == pytest.approx(min(slowest(layers, plan) for plan in every_boxing(5, 4, range(1, 5))))
     assert found.exact
 
 

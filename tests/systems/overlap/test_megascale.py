@@ -155,7 +155,7 @@ def test_a_parallel_block_is_summed_once_either_way_where_the_other_is_twice() -
     def sent(layers: int, kind: bool) -> int:
         with torch.device("meta"):
             model, words = GPT(layers, 2048), torch.zeros(2, 128, dtype=torch.long)
-        step = flow.compile(parallel(model) if kind else model, loss_fn, plan=CUT).plan(words, words)
+        step = flow.compile(parallel(model) if kind else model, loss_fn, plan=CUT).plan_for(words, words)
         return sum(row.total * row.count for row in moves_of(step.physical))
 
     serial, beside = (sent(3, kind) - sent(2, kind) for kind in (False, True))
@@ -193,7 +193,7 @@ def planned_with(name: str) -> Any:
     adam = torch.optim.AdamW((parallel(model) if kind else model).parameters())
     with flow.use_cluster("a100x8"):
         step: Any = flow.compile(model, loss_fn, adam, plan=REAL.format(cards="cuda", many=many), **options)
-        return step.plan(words, words), step.explain().predicted / (2 * many)
+        return step.plan_for(words, words), step.explain().predicted / (2 * many)
 
 
 def test_each_switch_of_a_step_makes_its_own_course_quicker() -> None:
@@ -208,7 +208,7 @@ def test_each_switch_changes_what_is_sent_and_on_which_queue() -> None:
         sum(
             row.count
             for row in moves_of(step.physical)
-            if row.name.startswith("layers") and "all_reduce" in row.plan.route
+            if row.name.startswith("layers") and "all_reduce" in row.boxing.route
         )
         for step in steps
     ]

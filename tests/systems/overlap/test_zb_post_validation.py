@@ -220,7 +220,7 @@ def broken(**options: Any) -> tuple[Any, list[str], bool]:
 
     x, y, spoil = torch.ones(16, 8), torch.zeros(16, 8), False
     behind = Actor("behind", "device 0", (Take("dy.0"),), kind=-1)
-    made.step.plan(x, y).add(lambda network: Added(network.adding([behind]), {"behind": fail}))
+    made.step.plan_for(x, y).add(lambda network: Added(network.adding([behind]), {"behind": fail}))
     made.step(x, y)
     before = [value.full_tensor().clone() for value in made.step.model.state_dict().values()]
     optimizer.step, spoil = step, True

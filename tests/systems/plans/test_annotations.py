@@ -78,7 +78,7 @@ def test_one_weird_trick_sends_at_the_border_and_the_gradients_of_convolutions()
     step = same_as_one_device(model, loss=loss, given=given, plan=plan)
     with flow.record() as moves:
         step(*given[0])
-    sent = {move.op.split(".")[0].removeprefix("d ") for move in moves if move.plan.total}
+    sent = {move.op.split(".")[0].removeprefix("d ") for move in moves if move.boxing.total}
     assert sent <= {"flatten", "flatten@1", "classifier", "bucket", "features", "div"}
     assert "bucket" in sent
     assert "flatten" in sent

@@ -27,7 +27,7 @@ def bytes_a_layer(plan: str, tokens: int = TOKENS) -> int:
         with torch.device("meta"):
             model = GPT(layers, LARGE)
             words = torch.zeros(2, tokens // 2, dtype=torch.long)
-        step = flow.compile(model, loss_fn, plan=plan).plan(words, words)
+        step = flow.compile(model, loss_fn, plan=plan).plan_for(words, words)
         return sum(row.total * row.count for row in moves_of(step.physical))
 
     return sent(3) - sent(2)

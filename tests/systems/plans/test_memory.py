@@ -20,7 +20,7 @@ def made(recompute: bool, root: int = 4) -> int:
         model = nn.Sequential(*(nn.Sequential(*(nn.Linear(16, 16) for _ in range(root))) for _ in range(root)))
         x = torch.zeros(256, 16)
     plan = "grid (data=1)\n" + ("recompute *\n" if recompute else "")
-    step = flow.compile(model, lambda model, x: model(x).square().mean(), plan=plan).plan(x)
+    step = flow.compile(model, lambda model, x: model(x).square().mean(), plan=plan).plan_for(x)
     (rank,) = step.planned.memory().values()
     return rank.activations
 

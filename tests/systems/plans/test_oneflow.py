@@ -32,7 +32,7 @@ APART = [  # the ranks of the one are not those of the other
 
 
 def sent(src: Layout, dst: Layout) -> int:
-    return flow.boxing.plan(src, dst).total
+    return flow.boxing.between(src, dst).total
 
 
 @pytest.mark.parametrize(("src", "dst", "bytes_"), SAME, ids=str)

@@ -22,13 +22,13 @@ def meta(width: int, rows: int, length: int) -> tuple[GPT, torch.Tensor]:
 
 def test_alpa_finds_megatron_where_weights_dominate_and_never_costs_more_than_a_plan_by_hand() -> None:
     model, words = meta(2048, 2, 32)
-    found = flow.plan(model, (words, words), plan="grid cuda (ranks=4)", cluster="h100x8", loss_fn=loss_fn)
+    found = flow.find_plan(model, (words, words), plan="grid cuda (ranks=4)", cluster="h100x8", loss_fn=loss_fn)
     seconds = {
         name: flow.Plan.read(text).check(model, (words, words), cluster="h100x8", loss_fn=loss_fn).seconds
         for name, text in HAND.items()
     }
     assert found.checked.seconds <= min(seconds.values()) * (1 + 1e-9)
-    step = flow.compile(model, loss_fn, plan=str(found.without_comments())).plan(words, words)
+    step = flow.compile(model, loss_fn, plan=str(found.without_comments())).plan_for(words, words)
     weights = [step.physical.layout(f"layers.1.{name}.weight").sbp for name in ("q", "out", "up", "down")]
     assert weights == [(S(0),), (S(1),), (S(0),), (S(1),)]
 
@@ -37,9 +37,9 @@ def test_alpa_finds_megatron_where_weights_dominate_and_never_costs_more_than_a_
 def test_galvatrons_answer_fits_the_memory_that_the_free_one_does_not() -> None:
     """By pieces that rest, or layers that run again; all 4,096 plans of 4 layers are in nn/plan/test_exhaustive.py."""
     model, words = meta(512, 16, 64)
-    free = flow.plan(model, (words, words), plan="grid cuda (ranks=4)", cluster="h100x8", loss_fn=loss_fn)
+    free = flow.find_plan(model, (words, words), plan="grid cuda (ranks=4)", cluster="h100x8", loss_fn=loss_fn)
     limit = 0.7 * free.checked.memory
-    tight = flow.plan(
+    tight = flow.find_plan(
         model, (words, words), plan="grid cuda (ranks=4)", cluster="h100x8", loss_fn=loss_fn, memory=limit
     )
     assert tight.checked.memory <= limit < free.checked.memory

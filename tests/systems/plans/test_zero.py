@@ -55,7 +55,7 @@ def large(plan: str, layers: int = 2) -> tuple[Any, int]:
     with torch.device("meta"):
         model = GPT(layers, 512)
         words = torch.zeros(64, 128, dtype=torch.long)
-    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=plan).plan(words, words)
+    step = flow.compile(model, loss_fn, torch.optim.AdamW(model.parameters()), plan=plan).plan_for(words, words)
     return step, sum(value.numel() for value in model.parameters())
 
 
@@ -78,7 +78,7 @@ def sent(plan: str, width: int, **options: Any) -> int:
     step(torch.randn(1024, width))
     with flow.record() as moves:
         step(torch.randn(1024, width))
-    return sum(move.plan.total for move in moves if move.op != "same values" and move.plan.src.numel > 16)
+    return sum(move.boxing.total for move in moves if move.op != "same values" and move.boxing.src.numel > 16)
 
 
 @pytest.mark.sampled(4)
@@ -120,10 +120,10 @@ def test_fsdp_gathers_a_layer_twice_and_scatters_its_gradients_once() -> None:
     text = "expect gathered at once <= 2 layers\nexpect no all_reduce over data a layer\n"
     step, _ = large(PLANS["zero3"] + text, layers=4)
     rows = [row for row in moves_of(step.physical, step.planned.program.again) if ".up.weight" in row.name]
-    gathered = [row.direction for row in rows if row.plan.route.startswith("all_gather")]
+    gathered = [row.direction for row in rows if row.boxing.route.startswith("all_gather")]
     assert gathered == ["forward", "again"]
     assert {row.count for row in rows} == {4}
-    assert all("reduce_scatter" in row.plan.route for row in rows if row.direction == "backward")
+    assert all("reduce_scatter" in row.boxing.route for row in rows if row.direction == "backward")
 
 
 def in_buckets(plan: str, limit: int | None) -> tuple[list[Tensor], list[str], int]:
@@ -137,7 +137,7 @@ def in_buckets(plan: str, limit: int | None) -> tuple[list[Tensor], list[str], i
             with flow.record() as moves:
                 found.append(step(*batch).full_tensor())
     weights = [weight.full_tensor() for weight in model.parameters()]  # type: ignore[attr-defined]
-    return found + weights, [move.plan.route for move in moves], sum(move.plan.total for move in moves)
+    return found + weights, [move.boxing.route for move in moves], sum(move.boxing.total for move in moves)
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])

@@ -41,7 +41,7 @@ def trained(
     torch.testing.assert_close(loss.full_tensor(), want.detach(), rtol=1e-11, atol=1e-11)
     for mine, other in pairs:
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad, rtol=1e-11, atol=1e-11)
-    return [(move.plan.route, move.plan.total) for move in moves if move.plan.total]
+    return [(move.boxing.route, move.boxing.total) for move in moves if move.boxing.total]
 
 
 def total(moves: Sequence[tuple[str, int]], *routes: str) -> int:

@@ -51,7 +51,7 @@ def test_the_next_layer_changes_the_roles_of_two_axes_and_moves_nothing_between(
     step = flow.compile(model, placement=where)
     with torch.no_grad(), flow.record() as moves:
         y = step(x)
-    assert [move.plan.route for move in moves if move.plan.total] == [*["all_gather"] * 2, "reduce_scatter"] * 2
+    assert [move.boxing.route for move in moves if move.boxing.total] == [*["all_gather"] * 2, "reduce_scatter"] * 2
     assert y.layout == x.layout
 
 

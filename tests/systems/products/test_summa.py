@@ -97,7 +97,7 @@ def test_panels_of_the_next_step_are_gathered_beside_the_product_of_this_one() -
     flow.nn.inside(model, use="summa", over=TWO)
     flow.nn.shard(model, {"weight": BLOCKS})
     with torch.no_grad():
-        text = flow.compile(model, placement=where).plan(torch.ones(16, 8, dtype=F64)).text()
+        text = flow.compile(model, placement=where).plan_for(torch.ones(16, 8, dtype=F64)).text()
     assert text.count("all_gather over col") == text.count("all_gather over row") == 2
     graph = from_text(text)
     assert {op.round.number for op in graph.steps if isinstance(op, Op) and op.round} >= {1, 2}
@@ -116,7 +116,7 @@ def test_refusals_name_the_axis_and_the_size(case: str) -> None:
     model = linear(shape[-1], 12)
     flow.nn.inside(model, use="summa", over=TWO)
     with pytest.raises(SbpError, match=said):
-        flow.compile(model, placement=where).plan(torch.ones(shape, dtype=F64))
+        flow.compile(model, placement=where).plan_for(torch.ones(shape, dtype=F64))
 
 
 @pytest.mark.parametrize(

@@ -72,5 +72,5 @@ THING: /[^\W\d][\w-]*/
             self,
             "what",
             "seek leaves degrees to the planner, and a step needs them\n"
-            "  find them first, found = flow.plan(model, batch, plan=...), and give plan=found",
+            "  find them first, found = flow.find_plan(model, batch, plan=...), and give plan=found",
         )

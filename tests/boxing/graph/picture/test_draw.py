@@ -203,7 +203,7 @@ def test_moves_have_the_colour_of_their_family(graph: Physical) -> None:
     nodes = paint(graph).nodes
     text = graph_dot(graph)
     for box in graph.boxes:
-        node, plan = nodes[box.output.name], graph.plan(box)
+        node, plan = nodes[box.output.name], graph.boxing(box)
         if plan.total:
             dearest = max(plan.moves, key=lambda move: move.price.time)
             assert node.look == family(dearest.kind)
@@ -217,15 +217,15 @@ def test_moves_of_gradients_are_dashed_and_none_is_missing(graph: Physical) -> N
     nodes = paint(graph).nodes
     parameters = {source.value.name for source in graph.sources if source.kind == "parameter"}
     for back in graph.backs:
-        if not back.plan.total:
+        if not back.boxing.total:
             continue
         if back.into not in parameters:
             node = nodes.get(f"gradient of {back.of}") or nodes[back.of]
         else:
             (node,) = (n for n in nodes.values() if n.note and f"{back.into}: " in n.tip)
         assert node.dashed
-        assert any(move.kind in line for move in back.plan.moves for line in node.lines)
-    sent = [box for box in graph.boxes if graph.plan(box).total]
+        assert any(move.kind in line for move in back.boxing.moves for line in node.lines)
+    sent = [box for box in graph.boxes if graph.boxing(box).total]
     assert not any(nodes[box.output.name].dashed for box in sent)
 
 

@@ -128,7 +128,7 @@ def test_rows_are_all_moves_and_their_bytes_those_of_the_plans() -> None:
     graph = gpt(3)
     rows = moves_of(graph)
     assert sum(row.count for row in rows) == len(graph.boxes) + len(graph.backs)
-    plans = [*map(graph.plan, graph.boxes), *(back.plan for back in graph.backs)]
+    plans = [*map(graph.boxing, graph.boxes), *(back.boxing for back in graph.backs)]
     assert sum(row.bytes * row.count for row in rows) == sum(plan.bytes for plan in plans)
     assert sum(row.total * row.count for row in rows) == sum(plan.total for plan in plans)
     assert sum(row.spent for row in rows) == pytest.approx(sum(plan.price.time for plan in plans))
@@ -140,7 +140,7 @@ def test_gradients_of_one_bucket_go_together_and_start_once() -> None:
     (bucket,) = (row for row in moves_of(gpt(3, bucket=7)) if "more" in row.name)
     assert bucket.name.endswith("and 34 more")
     assert max(row.seconds for row in alone) < bucket.seconds < sum(row.spent for row in alone)
-    assert len(bucket.plan.moves) <= 2
+    assert len(bucket.boxing.moves) <= 2
 
 
 def test_what_the_optimizer_changes_in_pieces_is_gathered_after_the_update() -> None:

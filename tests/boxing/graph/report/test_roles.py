@@ -67,7 +67,7 @@ def test_a_summary_of_a_large_model_is_30_lines_and_names_no_folder_of_packages(
         model = transformers.LlamaForCausalLM(config)
     adamw = torch.optim.AdamW(model.parameters())
     step = flow.compile(model, lambda m, ids: m(input_ids=ids, labels=ids).loss, adamw, placement=GRID)
-    planned = step.plan(torch.zeros(8, 6, dtype=torch.long)).explain()
+    planned = step.plan_for(torch.zeros(8, 6, dtype=torch.long)).explain()
     assert len(str(planned).splitlines()) <= 30
     assert len(str(planned)) < 5000 < len(planned.full())
     for text in (str(planned), planned.full(), planned.html(), step.draw(tmp_path / "step.svg").read_text()):

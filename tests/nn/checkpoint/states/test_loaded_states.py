@@ -110,7 +110,7 @@ def test_every_optimizer_goes_on_anywhere(tmp_path: Path, name: str, start: str,
         step2(*numbers(9)) if into == "trained" else None
     flow.load(tmp_path / "a", other, optimizer=optimizer2)
     if step2 is not None:
-        planned = step2.plan(*numbers(2)).planned
+        planned = step2.plan_for(*numbers(2)).planned
         if planned.runner is None:
             planned.prepare()
     close(all_of(other, optimizer2), wanted, 0)
@@ -164,7 +164,7 @@ def test_masters_keep_the_digits_that_weights_have_not(tmp_path: Path, before: s
         step2(*numbers(7, dtype=torch.float32))
     flow.load(tmp_path / "a", other, optimizer=optimizer2)
     if not trained:
-        step2.plan(*numbers(2, dtype=torch.float32)).planned.prepare()
+        step2.plan_for(*numbers(2, dtype=torch.float32)).planned.prepare()
     assert all(map(torch.equal, (whole(x) for x in optimizer2.param_groups[0]["params"]), exact))
     for weight, x in zip(other.parameters(), exact, strict=True):
         assert torch.equal(whole(weight), x.to(weight.dtype))
@@ -193,7 +193,7 @@ def test_weights_of_a_model_in_bf16_get_their_masters(tmp_path: Path) -> None:
     optimizer2 = AdamW(other.parameters())
     flow.load(tmp_path / "a", other, optimizer=optimizer2)
     step2 = flow.compile(other, square_loss, optimizer2, plan=plan)
-    step2.plan(*batch).planned.prepare()
+    step2.plan_for(*batch).planned.prepare()
     assert all(map(torch.equal, (whole(x) for x in optimizer2.param_groups[0]["params"]), exact))
 
 
@@ -208,7 +208,7 @@ def test_a_loss_scale_goes_on(tmp_path: Path) -> None:
     flow.save(tmp_path / "a", one, optimizer=optimizer)
     flow.load(tmp_path / "a", other, optimizer=optimizer2)
     step2 = flow.compile(other, square_loss, optimizer2, plan=plan)
-    step2.plan(*batch).planned.prepare()
+    step2.plan_for(*batch).planned.prepare()
     assert (step2.loss_scale, step2._scale.good) == (4096.0, 17)
     step._scale.value = 2.0
     flow.load(tmp_path / "a", one, optimizer=optimizer)

@@ -108,7 +108,7 @@ def test_planning_leaves_a_cache_as_it_is() -> None:
     model = model_of("llama")
     cache = StaticCache(config=model.config, max_cache_len=12)
     with torch.no_grad():
-        step = flow.compile(model, placement=P2).plan(input_ids=prompts(), cache=cache)
+        step = flow.compile(model, placement=P2).plan_for(input_ids=prompts(), cache=cache)
     assert "index_copy" in step.text()
     assert [layer.keys for layer in cache.layers] == [None, None]
     assert not any(layer.is_initialized for layer in cache.layers)

@@ -82,7 +82,7 @@ def test_a_trial_leaves_no_trace() -> None:
     model = torch.nn.Sequential(net(), flow.nn.eager(Seen()))
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    flow.compile(model, loss_fn, sgd(model), placement=LINE).plan(*batch())
+    flow.compile(model, loss_fn, sgd(model), placement=LINE).plan_for(*batch())
     part: Any = model[1]
     assert (part.calls, part.noted, torch.equal(before, torch.get_rng_state())) == (0, [], True)
     assert seen  # it was run

@@ -193,7 +193,7 @@ def test_which_dims_may_be_split_is_read_off_what_is_called() -> None:
 def test_a_split_batch_stays_split() -> None:
     """An opaque op would gather it."""
     step = flow.compile(Net("Scaled"), placement=LINE)
-    step.plan(flow.tensor(batch(64)[0], placement=LINE, sbp=flow.S(0)))
+    step.plan_for(flow.tensor(batch(64)[0], placement=LINE, sbp=flow.S(0)))
     own = [op for op in step.physical.steps if "Scaled" in str(getattr(op, "op", ""))]
     assert [op.outputs[0].layout.sbp for op in own] == [(flow.S(0),)] * 2
 

@@ -195,6 +195,6 @@ def test_where_nothing_was_kept_nothing_is_kept_of_a_capture(made: Any) -> None:
             return (x * self.weight).sum()
 
     model = Keeper()
-    flow.compile(model, lambda model, x: model(x), None, placement=HERE).plan(X)
+    flow.compile(model, lambda model, x: model(x), None, placement=HERE).plan_for(X)
     with pytest.raises((ValueError, AttributeError)):
         model.look()

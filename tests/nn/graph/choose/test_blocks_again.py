@@ -28,7 +28,7 @@ def values() -> torch.Tensor:
 
 
 def planned(model: nn.Module, limit: float | None, where: Placement = ONE, **more: Any) -> Any:
-    return flow.compile(model, loss_fn, placement=where, memory=limit, **more).plan(values())
+    return flow.compile(model, loss_fn, placement=where, memory=limit, **more).plan_for(values())
 
 
 def total(step: Any) -> int:
@@ -84,7 +84,7 @@ def test_a_limit_that_nothing_meets_says_that_all_are_run_again() -> None:
 def test_an_inference_keeps_nothing_that_could_be_let_go() -> None:
     model = deep()
     with torch.no_grad(), pytest.raises(SbpError, match="no plan fits") as refused:
-        flow.compile(model, placement=ONE, memory=1e4).plan(values())
+        flow.compile(model, placement=ONE, memory=1e4).plan_for(values())
     assert "run again" not in str(refused.value)
 
 
@@ -92,7 +92,7 @@ def test_a_pipeline_meets_its_limit_so() -> None:
     def need(limit: float | None) -> Any:
         model = deep()
         flow.nn.pipeline(model, [flow.placement("cpu", [0]), flow.placement("cpu", [1])])
-        return flow.compile(model, loss_fn, micro_batches=2, memory=limit).plan(values())
+        return flow.compile(model, loss_fn, micro_batches=2, memory=limit).plan_for(values())
 
     limit = 0.6 * total(need(None))
     step = need(limit)

@@ -104,8 +104,8 @@ def test_a_head_is_split_along_its_words_where_gathering_it_takes_too_much() -> 
 
     given = torch.zeros(8, 16, dtype=torch.long, device="meta")
     with torch.device("meta"), flow.use_cluster("h100x8"):
-        need = most(make(None).plan(given))
-        step = make(0.7 * need).plan(given)
+        need = most(make(None).plan_for(given))
+        step = make(0.7 * need).plan_for(given)
     assert most(step) <= 0.7 * need
 
 

@@ -41,7 +41,7 @@ def test_a_global_input_stays_where_it_is(where: flow.Placement) -> None:
     assert [shard.data_ptr() for shard in given._shards] == before
     source = next(s for s in forward.physical.sources if s.kind == "input")
     assert source.value.layout.state == given._layout.state
-    assert sum(move.plan.total for move in moves) == sum(row.total for row in forward.explain().moves)
+    assert sum(move.boxing.total for move in moves) == sum(row.total for row in forward.explain().moves)
 
 
 def test_a_partial_input_is_added_up() -> None:
@@ -255,7 +255,7 @@ def test_a_model_on_meta_is_planned_then_made(where: flow.Placement) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     step = flow.compile(model, loss_fn, placement=where)
-    step.plan(*batch(dtype=torch.float32))
+    step.plan_for(*batch(dtype=torch.float32))
     assert step.text()
     torch.manual_seed(7)
     mine = step(*batch(dtype=torch.float32))  # which draws the values

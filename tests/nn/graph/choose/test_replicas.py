@@ -176,5 +176,5 @@ def test_without_micro_batches_what_is_cheaper_to_send_is_sent(wide: bool) -> No
         flow.nn.place(layer, flow.placement("cpu", [rank]))
     step, x = flow.compile(model), torch.randn(4096, 64)
     same(step(x, mask), one(x, mask))
-    boxes = [step.physical.layout(box.source).shape for box in step.physical.boxes if step.physical.plan(box).total]
+    boxes = [step.physical.layout(box.source).shape for box in step.physical.boxes if step.physical.boxing(box).total]
     assert sorted(boxes) == sorted([(4096, 64), (4096,) if wide else (4096, 1)])

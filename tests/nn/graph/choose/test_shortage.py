@@ -34,8 +34,8 @@ def batch() -> Any:
 
 
 def test_a_pipelined_step_whose_micro_batches_outgrow_the_limit_is_chosen_again() -> None:
-    free = most(pipe(None).plan(*batch()))
-    step = pipe(0.95 * free).plan(*batch())
+    free = most(pipe(None).plan_for(*batch()))
+    step = pipe(0.95 * free).plan_for(*batch())
     assert step.planned.plan.pieces.room < 0.95 * free
     assert most(step) <= 0.95 * free
 
@@ -49,14 +49,14 @@ def test_where_a_stage_does_not_fit_it_is_named_with_its_rank_and_what_takes_mos
         sgd = torch.optim.SGD(model.parameters())
         return flow.compile(model, square_loss, sgd, schedule=schedule, micro_batches=8, memory=limit)
 
-    need = most(make(None).plan(*batch()))
+    need = most(make(None).plan_for(*batch()))
     with pytest.raises(SbpError, match=r"stage \d of 4 of Sequential, on cpu:.*, does not fit into") as refused:
-        make(0.9 * need).plan(*batch())
+        make(0.9 * need).plan_for(*batch())
     said = str(refused.value)
     assert f"micro-batches under way at once under {schedule}" in said
     assert "most of what its backward keeps: " in said
     assert ("schedule='1f1b'" in said) == (schedule == "gpipe")
-    assert most(make(need).plan(*batch())) == need  # the memory= that the error ends in
+    assert most(make(need).plan_for(*batch())) == need  # the memory= that the error ends in
 
 
 def test_on_one_group_of_ranks_no_stage_is_named() -> None:
@@ -72,12 +72,12 @@ def test_on_one_group_of_ranks_no_stage_is_named() -> None:
         memory=6e5,
     )
     with pytest.raises(SbpError, match=r"^Sequential does not fit into 586 KiB a rank"):
-        step.plan(*batch())
+        step.plan_for(*batch())
 
 
 def seen(share: float) -> tuple[int, float]:
     """Bytes that this rank was seen to take, and the limit that the step was given."""
-    limit = share * most(pipe(None).plan(*batch()))
+    limit = share * most(pipe(None).plan_for(*batch()))
     step = pipe(limit)
     for _ in range(2):
         step(*batch())

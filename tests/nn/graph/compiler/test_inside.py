@@ -143,7 +143,7 @@ def test_plan_explain_and_the_first_step_trace_each_segment_once(
         **options,
     )
     x = torch.randn(8, 8)
-    step.plan(x)
+    step.plan_for(x)
     step.explain()
     looked = len(traced)
     step(x)

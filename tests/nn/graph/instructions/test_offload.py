@@ -137,7 +137,7 @@ def test_activations_fall_by_what_is_saved(blocks: int) -> None:
     tanh, x = ROWS * WIDE * 8, ROWS * WIDTH * 8
 
     def held(model: Net) -> Any:
-        return step_of(model).plan(*batch()).explain().memory.ranks[0]
+        return step_of(model).plan_for(*batch()).explain().memory.ranks[0]
 
     plain, mine = ([held(way(Net(n))) for n in (blocks, blocks + 3)] for way in (lambda m: m, offloaded))
     weights = (plain[1].parameters - plain[0].parameters) // 3  # of a block
@@ -151,7 +151,7 @@ def test_activations_fall_by_what_is_saved(blocks: int) -> None:
 
 def test_what_goes_into_a_region_is_offloaded() -> None:
     plain, mine = step_of(Net(again=True)), step_of(offloaded(Net(again=True)))
-    held, less = (step.plan(*batch()).explain().memory.ranks[0] for step in (plain, mine))
+    held, less = (step.plan_for(*batch()).explain().memory.ranks[0] for step in (plain, mine))
     assert less.host == 5 * ROWS * WIDTH * 8  # of six inputs one is the caller's
     assert less.activations <= held.activations
     mine(*batch())
@@ -160,26 +160,26 @@ def test_what_goes_into_a_region_is_offloaded() -> None:
 
 
 def test_a_limit_of_memory_is_met_by_what_is_offloaded() -> None:
-    full = step_of(Net(12)).plan(*batch()).explain().memory.ranks[0].total
-    assert step_of(Net(12), memory=0.7 * full).plan(*batch()).explain().memory.again  # else blocks are run again
-    held = step_of(offloaded(Net(12)), memory=0.7 * full).plan(*batch()).explain().memory
+    full = step_of(Net(12)).plan_for(*batch()).explain().memory.ranks[0].total
+    assert step_of(Net(12), memory=0.7 * full).plan_for(*batch()).explain().memory.again  # else blocks are run again
+    held = step_of(offloaded(Net(12)), memory=0.7 * full).plan_for(*batch()).explain().memory
     assert not held.again
     assert held.ranks[0].total <= 0.7 * full
 
 
 def test_the_report_tells_bytes_and_seconds() -> None:
-    report = step_of(offloaded(Net())).plan(*batch()).explain()
+    report = step_of(offloaded(Net())).plan_for(*batch()).explain()
     assert report.copying == pytest.approx(report.memory.ranks[0].host / default_cluster("cpu").device.host_bandwidth)
     assert report.waiting == 0  # it is beside what is computed
     cpu = cluster("cpu")
     with flow.use_cluster(replace(cpu, device=replace(cpu.device, host_bandwidth=1e8))):
-        slow = step_of(offloaded(Net())).plan(*batch()).explain()
+        slow = step_of(offloaded(Net())).plan_for(*batch()).explain()
     assert slow.waiting == pytest.approx(2 * slow.copying - slow.compute)
     assert slow.predicted == pytest.approx(slow.compute + slow.update + slow.waiting)
     assert "to the host and back" in str(report)
     assert "212 KiB of its memory" in report.html()
     assert "KiB of its memory at most a rank" in str(report)
-    assert "offload cpu 1" in step_of(offloaded(Net())).plan(*batch()).text()
+    assert "offload cpu 1" in step_of(offloaded(Net())).plan_for(*batch()).text()
 
 
 @pytest.mark.sampled(1)

@@ -133,7 +133,7 @@ def test_moves_inside_of_a_region_are_made_again(way: str) -> None:
     def again(kind: bool | None) -> int:
         model = deep(kind)
         flow.nn.shard(model, HINTS[way])
-        moves = flow.compile(model, call, placement=PAIR).plan(values()).explain().moves
+        moves = flow.compile(model, call, placement=PAIR).plan_for(values()).explain().moves
         return sum(row.count for row in moves if row.direction == "again" and not row.free)
 
     assert again(False) >= again(None) + 4
@@ -153,7 +153,7 @@ def test_a_pipeline_recomputes(schedule: str) -> None:
 
     def kept(kind: bool | None) -> int:
         how: Any = {"schedule": schedule, "draws": "micro_batch"}  # else the numbers of dropout are held either way
-        step = flow.compile(make(kind, 4), call, micro_batches=4, **how).plan(values()).planned
+        step = flow.compile(make(kind, 4), call, micro_batches=4, **how).plan_for(values()).planned
         return int(step.memory()[0].activations)
 
     assert kept(False) < 0.6 * kept(None)
@@ -195,7 +195,7 @@ class Calls(TorchDispatchMode):
 
 def test_only_what_is_in_a_region_is_run_again() -> None:
     for kind, times in ((None, 1), (True, 2), (False, 2)):
-        step = flow.compile(deep(kind), call, placement=ONE, backend="code").plan(values())
+        step = flow.compile(deep(kind), call, placement=ONE, backend="code").plan_for(values())
         step(values())
         with Calls(torch.ops.aten.gelu.default) as seen:
             step(values())
@@ -232,7 +232,7 @@ def test_memory_falls_as_it_does_without_a_graph(backend: str) -> None:
 
 def test_the_account_of_memory_knows_of_regions() -> None:
     def counted(kind: bool | None) -> int:
-        step = flow.compile(Deep(kind, 64, 8), call, placement=ONE).plan(values(64, 64).float()).planned
+        step = flow.compile(Deep(kind, 64, 8), call, placement=ONE).plan_for(values(64, 64).float()).planned
         return int(step.memory()[0].activations)
 
     assert counted(False) < 0.4 * counted(None)
@@ -241,20 +241,20 @@ def test_the_account_of_memory_knows_of_regions() -> None:
 def test_a_limit_counts_what_is_recomputed_as_not_kept() -> None:
     def again(kind: bool | None) -> Any:
         x, model = values(64, 64).float(), Deep(kind, 64, 8)
-        return flow.compile(model, call, placement=ONE, memory=9e6).plan(x).explain().memory.again  # type: ignore[union-attr]
+        return flow.compile(model, call, placement=ONE, memory=9e6).plan_for(x).explain().memory.again  # type: ignore[union-attr]
 
     assert again(None)
     assert not again(False)
 
 
 def test_it_is_counted_and_drawn(tmp_path: Path) -> None:
-    step = flow.compile(deep(False), call, placement=PAIR).plan(values())
+    step = flow.compile(deep(False), call, placement=PAIR).plan_for(values())
     report = step.explain()
     assert report.dict()["recomputed"] == {"ops": report.recomputed[0], "regions": 4}
     assert f"({report.recomputed[0]} of them again in the backward, in 4 regions)" in str(report)
     assert "recomputed" in step.draw(tmp_path / "step.dot").read_text()
     assert "recomputed" in step.draw(tmp_path / "modules.dot", depth=1).read_text()
-    plain = flow.compile(deep(None), call, placement=PAIR).plan(values())
+    plain = flow.compile(deep(None), call, placement=PAIR).plan_for(values())
     assert "again in the backward" not in str(plain.explain())
     assert "recomputed" not in plain.draw(tmp_path / "plain.dot").read_text()
     again, once = report.compute, plain.explain().compute
@@ -267,7 +267,7 @@ def test_regions_inside_of_repeated_layers() -> None:
     alike(lambda kind: deep(None, inner=kind), values(), placement=PAIR)
     alike(lambda kind: deep(kind, inner=kind), values(), placement=PAIR)
     for model, many in ((deep(None, inner=False), 4), (deep(False, inner=True), 4)):
-        assert flow.compile(model, call, placement=PAIR).plan(values()).explain().recomputed[1] == many
+        assert flow.compile(model, call, placement=PAIR).plan_for(values()).explain().recomputed[1] == many
 
 
 class Doubled(torch.autograd.Function):
@@ -310,7 +310,7 @@ class Mixed(nn.Module):
 
 def test_functions_and_recurrent_layers_in_a_region() -> None:
     alike(lambda kind: Mixed(kind).double(), values(), placement=PAIR)
-    report = flow.compile(Mixed(True).double(), call, placement=PAIR).plan(values()).explain()
+    report = flow.compile(Mixed(True).double(), call, placement=PAIR).plan_for(values()).explain()
     assert [row.op for row in report.ops if "recurrent" in row.op]
     outside = [s for s in report.graph.steps if isinstance(s, Op) and not s.origin.recompute]
     assert {str(step.op).split(".")[1] for step in outside} == {"linear", "square", "mean"}
@@ -445,4 +445,4 @@ def test_a_context_that_is_no_policy_is_refused() -> None:
         return checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (nullcontext(), nullcontext())).sum()
 
     with pytest.raises(SbpError, match="contexts that a graph does not run"):
-        flow.compile(nn.Linear(2, 2), lambda model, x: run(model(x)), placement=PAIR).plan(torch.ones(2, 2))
+        flow.compile(nn.Linear(2, 2), lambda model, x: run(model(x)), placement=PAIR).plan_for(torch.ones(2, 2))

@@ -237,7 +237,7 @@ def test_the_account_of_memory_has_what_is_held() -> None:
     def bytes_of(draws: Any) -> int:
         model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.1), nn.Linear(64, 4)).double()
         how: Any = {"placement": flow.placement("cpu", [0]), "micro_batches": 5, "draws": draws}
-        return int(flow.compile(model, loss_fn, **how).plan(X, Y).planned.memory()[0].activations)
+        return int(flow.compile(model, loss_fn, **how).plan_for(X, Y).planned.memory()[0].activations)
 
     assert bytes_of("batch") - bytes_of("micro_batch") == X[..., 0].numel() * 64  # a byte each
 

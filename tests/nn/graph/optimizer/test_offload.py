@@ -176,7 +176,7 @@ def test_other_shapes_and_copies_go_on_with_the_same_states(to: str) -> None:
 def test_what_is_said_later_counts_and_none_takes_it_back() -> None:
     model = net()
     mine = adamw(model)
-    step = step_of(model, mine, "cpu").plan(*batch(0))
+    step = step_of(model, mine, "cpu").plan_for(*batch(0))
     assert all(s.offload == "cpu" for s in step.physical.sources if s.kind == "parameter")
     flow.nn.offload(model, "*", to=None)
     step(*batch(0))
@@ -191,8 +191,8 @@ def test_a_limit_of_memory_is_met_by_what_is_offloaded() -> None:
     limit = 3.5 * parameters  # with two states of each it would be 4 and more
     one = flow.placement("cpu", range(1))
     with pytest.raises(SbpError, match="fits into"):
-        flow.compile(model, loss_fn, adamw(model), placement=one, memory=limit).plan(*args)
-    step = step_of(model, adamw(model), "cpu", one, memory=limit).plan(*args)
+        flow.compile(model, loss_fn, adamw(model), placement=one, memory=limit).plan_for(*args)
+    step = step_of(model, adamw(model), "cpu", one, memory=limit).plan_for(*args)
     assert step.explain().memory.ranks[0].total <= limit
 
 

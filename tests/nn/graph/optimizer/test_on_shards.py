@@ -200,7 +200,7 @@ def _plain(part: Any) -> Any:
 def test_an_optimizer_that_no_graph_can_have(make: Any) -> None:
     model = net()
     with pytest.raises(SbpError, match=f"{make.__name__} (computes the loss several times|steps by sparse gradients)"):
-        flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan(*batch(0))
+        flow.compile(model, loss_fn, make(model.parameters()), placement=DATA).plan_for(*batch(0))
 
 
 def trained(graph: bool) -> tuple[nn.Module, optim.Optimizer, Callable[[], Any]]:

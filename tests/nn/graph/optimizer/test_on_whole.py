@@ -39,7 +39,7 @@ def sends_what_is_told(step: Any) -> None:
         args = [flow.tensor(x, placement=DATA, sbp=S(0)) for x in batch(at)]
         with flow.record() as moves:
             step(*args)
-    sent = sum(move.plan.total for move in moves if move.op != "same values")
+    sent = sum(move.boxing.total for move in moves if move.op != "same values")
     assert sent == sum(row.total * row.count for row in step.explain().moves) > 0
     assert from_text(step.text()).sources == step.physical.sources
 
@@ -132,7 +132,7 @@ def test_a_limit_counts_what_is_whole_for_the_step() -> None:
         model = nn.Sequential(nn.Linear(4, 64, bias=False), nn.Tanh(), nn.Linear(64, 3, bias=False)).double()
         flow.nn.shard(model, {"*": S(0)})
         step = flow.compile(model, loss_fn, Lamb(model.parameters()), placement=DATA, memory=memory)
-        report = step.plan(*batch(0)).explain().memory
+        report = step.plan_for(*batch(0)).explain().memory
         assert report is not None
         return report.ranks[0]
 

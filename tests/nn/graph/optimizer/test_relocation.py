@@ -159,9 +159,9 @@ def test_what_is_sent_is_what_ranks_need_and_do_not_hold() -> None:
     run.step.move(plan=THREE.replace("states", "weights"))
     with flow.record() as moves:
         run.train(1)
-    sent = [move.plan for move in moves if move.op == "moved weights"]
+    sent = [move.boxing for move in moves if move.op == "moved weights"]
     assert sum(plan.total for plan in sent if plan.src.shape != (16,)) == 0 < len(sent)  # all had all, but of buffers
-    states = [move.plan for move in moves if move.op == "moved states"]
+    states = [move.boxing for move in moves if move.op == "moved states"]
     assert len(states) == 2 * len(list(run.model.parameters()))
     assert all(plan.total == least_sent(plan.src, plan.dst) for plan in [*sent, *states])
     assert 0 < sum(plan.total for plan in states) < sum(plan.src.nbytes for plan in states)
@@ -176,7 +176,7 @@ def test_no_rank_has_all_of_what_lies_in_pieces() -> None:
     run.step.move(plan=THREE.replace("states", "weights"))
     with flow.record() as moves:
         run.train(1)
-    plans = [move.plan for move in moves if move.op.startswith("moved") and move.plan.src.shape == (24, 16)]
+    plans = [move.boxing for move in moves if move.op.startswith("moved") and move.boxing.src.shape == (24, 16)]
     assert plans
     for plan in plans:
         assert all(plan.received(rank) < plan.src.nbytes / 2 for rank in plan.ranks)

@@ -80,7 +80,7 @@ def test_a_step_is_that_of_one_device(rest: str, where: flow.Placement) -> None:
         with flow.record() as moves:
             same(step(*args), eager(one, loss_fn, ones, x, y))
     same_model(model, one)
-    sent = sum(move.plan.total for move in moves if move.op != "same values")
+    sent = sum(move.boxing.total for move in moves if move.op != "same values")
     assert sent == sum(row.total * row.count for row in step.explain().moves) > 0
     for source in step.physical.sources:
         if source.kind == "parameter" and source.value.layout.shape[0] > 1:
@@ -280,7 +280,7 @@ def test_a_limit_chooses_what_is_not_said() -> None:
     limit = 160_000
     assert limit < 5 * whole  # parameters, gradients, two moments, and their roots in the step
     step = flow.compile(model, loss_fn, optim.AdamW(model.parameters()), placement=DATA, memory=limit)
-    step.plan(*cut(DATA, *batch(0, out=4)))
+    step.plan_for(*cut(DATA, *batch(0, out=4)))
     assert lies(step, "2.weight")[::2] == ["(B,)", "(B,)"]
     assert any("S" in at for name in ("0.weight", "2.weight") for at in lies(step, name)[1:])
 
@@ -288,9 +288,9 @@ def test_a_limit_chooses_what_is_not_said() -> None:
 def test_a_step_is_planned_anew_when_something_else_is_said() -> None:
     model = said(net(), "data parallel")
     step = flow.compile(model, loss_fn, optim.AdamW(model.parameters()), placement=DATA)
-    assert lies(step.plan(*cut(DATA, *batch(0))), "0.weight")[2] == "(B,)"
+    assert lies(step.plan_for(*cut(DATA, *batch(0))), "0.weight")[2] == "(B,)"
     flow.nn.shard(model, {"0.weight": S(0)}, kind="states")
-    assert lies(step.plan(*cut(DATA, *batch(0))), "0.weight")[2] == "(S(0),)"
+    assert lies(step.plan_for(*cut(DATA, *batch(0))), "0.weight")[2] == "(S(0),)"
 
 
 def test_an_axis_that_there_is_not() -> None:
@@ -300,4 +300,4 @@ def test_an_axis_that_there_is_not() -> None:
     with pytest.raises(
         SbpflowError, match=r"states of 0.weight \(13, 4\) is to be {'rows': S\(0\)}(.*\n)*.*kind=\"states\""
     ):
-        step.plan(*batch(0))
+        step.plan_for(*batch(0))

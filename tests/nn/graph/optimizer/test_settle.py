@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sbpflow as flow
 from sbpflow import B, S
-from sbpflow.boxing import box, plan
+from sbpflow.boxing import between, box
 from sbpflow.boxing.graph.buckets import gathered, packed
 from sbpflow.sbp import Layout, Sbp, layout
 from tests.ranks import Ranks
@@ -52,7 +52,7 @@ def test_what_goes_together_comes_out_as_each_alone() -> None:
             for rank in range(4):
                 want = wholes[number][ways[number][1].slices(rank)]
                 assert torch.equal(come[rank][at].reshape(want.shape), want)
-        assert plan(one.src, one.dst).total == sum(plan(*ways[number]).total for number in group)
+        assert between(one.src, one.dst).total == sum(between(*ways[number]).total for number in group)
 
 
 def test_a_bucket_has_a_limit() -> None:
@@ -75,8 +75,8 @@ def test_zero_1_gathers_once_for_many_parameters(grid: str) -> None:
     step = trained(f"grid {grid}\n**: data=B\nstates **: data=S(0)")
     with flow.record() as moves:
         step(X)
-    sent = Counter(m.plan.route for m in moves if m.plan.sends)
-    told = Counter(row.plan.route for row in step.plan(X).explain().moves for _ in range(row.count) if row.total)
+    sent = Counter(m.boxing.route for m in moves if m.boxing.sends)
+    told = Counter(row.boxing.route for row in step.plan_for(X).explain().moves for _ in range(row.count) if row.total)
     assert sent == told
     assert sent["all_gather"] <= 3  # all that divide, and one or two that do not
 

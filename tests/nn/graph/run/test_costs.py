@@ -27,7 +27,7 @@ def planned(layers: nn.Sequential, stages: int, schedule: str, m: int = 4) -> fl
     flow.nn.pipeline(layers, [flow.placement("cpu", [rank]) for rank in range(stages)], schedule)
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     step = flow.compile(layers, loss_fn, optimizer, micro_batches=m, schedule=schedule)
-    return step.plan(torch.zeros(SAMPLES, WIDTH))
+    return step.plan_for(torch.zeros(SAMPLES, WIDTH))
 
 
 @pytest.mark.sampled(3)
@@ -71,7 +71,7 @@ def test_a_stage_of_several_ranks_pays_for_its_own_moves_and_for_gradients_once(
     flow.nn.shard(layers, {"0.*": B})
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
     step = flow.compile(layers, loss_fn, optimizer, micro_batches=4)
-    step.plan(flow.tensor(torch.zeros(SAMPLES, WIDTH), placement=pair, sbp=S(0)))
+    step.plan_for(flow.tensor(torch.zeros(SAMPLES, WIDTH), placement=pair, sbp=S(0)))
     report, costs = step.explain(), step.costs()
     drawn = published("1f1b").show(2, 4, costs=costs)
     late = ("backward", "update")
@@ -89,7 +89,7 @@ def test_costs_are_for_trying_schedules() -> None:
     times = {name: published(name).show(4, 8, costs=costs).end for name in ("gpipe", "1f1b", "zb_h1", "chimera")}
     assert min(times, key=lambda name: times[name]) in ("zb_h1", "chimera")
     assert all(isinstance(cost, Costs) for cost in costs)
-    alone = flow.compile(model(8), placement=flow.placement("cpu", [0])).plan(torch.zeros(2, WIDTH))
+    alone = flow.compile(model(8), placement=flow.placement("cpu", [0])).plan_for(torch.zeros(2, WIDTH))
     with pytest.raises(SbpError, match="runs as one function, without chunks"):
         alone.costs()
 
@@ -98,7 +98,7 @@ def test_an_inference_is_told_without_backward() -> None:
     layers = model(64, 64)
     flow.nn.pipeline(layers, [flow.placement("cpu", [rank]) for rank in range(2)])
     with torch.no_grad():
-        step = flow.compile(layers, micro_batches=4).plan(torch.zeros(SAMPLES, WIDTH))
+        step = flow.compile(layers, micro_batches=4).plan_for(torch.zeros(SAMPLES, WIDTH))
     costs, report = step.costs(), step.explain()
     assert [(c.backward, c.weight) for c in costs] == [(0, 0)] * 2
     assert report.predicted == pytest.approx(costs[0].forward + costs[0].hop + 4 * costs[1].forward, rel=0.1)

@@ -45,8 +45,8 @@ def test_what_is_sent_is_what_the_plans_say(name: str) -> None:
         program(given)
     gathered = [do for do in program.schedule.todo if isinstance(do, MoveNow | WaitForMove) and "again" in do.writes[0]]
     again = sum(program.schedule.transfers[do.number].plans[0].bytes for do in gathered)
-    backs = sum(back.plan.bytes for back in graph.backs if name != "maximum")
-    planned = sum(graph.plan(box).bytes for box in graph.boxes) + backs + again
+    backs = sum(back.boxing.bytes for back in graph.backs if name != "maximum")
+    planned = sum(graph.boxing(box).bytes for box in graph.boxes) + backs + again
     if name == "maximum":  # the way back to who held it is moves of its own
         assert moves.bytes > planned
     else:

@@ -104,7 +104,7 @@ def test_what_is_brought_home_each_time_is_sent_each_time() -> None:
     planned: dict[str, int] = {}
     for row in step.explain().moves:
         planned[row.direction] = planned.get(row.direction, 0) + row.total * row.count
-    sent = sum(move.plan.total for move in moves if move.op != "same values")
+    sent = sum(move.boxing.total for move in moves if move.op != "same values")
     assert planned["backward"]
     assert planned["update"]
     assert sent == 4 * (planned["forward"] + planned["backward"]) + planned["update"]

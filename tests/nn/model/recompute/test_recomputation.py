@@ -181,7 +181,7 @@ def test_by_inductor() -> None:
 
 def regions(model: nn.Module, x: Tensor, **options: Any) -> list[tuple[str, str]]:
     """The ops that are run again, with their regions."""
-    step = flow.compile(model, loss_fn, placement=PAIR, **options).plan(x).planned
+    step = flow.compile(model, loss_fn, placement=PAIR, **options).plan_for(x).planned
     return [(op.name, op.origin.recompute) for op in step.plan.logical.ops if op.origin.recompute]
 
 
@@ -350,7 +350,7 @@ def test_copies_run_their_own_weights(copied: Callable[[Any], Any]) -> None:
 
 def test_a_new_word_makes_a_new_plan() -> None:
     model = Net().double()
-    step = flow.compile(model, loss_fn, placement=PAIR).plan(values())
+    step = flow.compile(model, loss_fn, placement=PAIR).plan_for(values())
     whole_blocks(model)
     step(values())
     assert step.explain().recomputed[1] == 3
@@ -379,7 +379,7 @@ def run_eager(model: nn.Module, **said: Any) -> Callable[[], Any]:
 
 def run_graph() -> None:
     model = flow.nn.recompute(nn.Linear(4, 4), only="attention")
-    flow.compile(model, loss_fn, placement=ONE).plan(torch.ones(2, 4))
+    flow.compile(model, loss_fn, placement=ONE).plan_for(torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def small(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 @cache
 def found(name: str) -> FoundPlan:
     model, batch = small(name)
-    return flow.plan(model, batch, plan=GRID, cluster="h100x8")
+    return flow.find_plan(model, batch, plan=GRID, cluster="h100x8")
 
 
 TP, SEQUENCE = "tensor parallel by its config", "the same and sequence parallel"
@@ -112,7 +112,7 @@ class Unread(nn.Module):
 def test_gradients_and_states_that_there_are_not_rule_out_no_plan() -> None:
     model, x = Unread(), torch.randn(16, 64)
     limit = 2 * sum(value.nbytes for value in model.parameters())
-    found = flow.plan(model, x, plan="grid (data=2)", memory=limit, loss_fn=lambda m, x: m(x).square().mean())
+    found = flow.find_plan(model, x, plan="grid (data=2)", memory=limit, loss_fn=lambda m, x: m(x).square().mean())
     assert found.runners_up
     for one in found.runners_up:
         assert "alone take" not in one.why

@@ -70,7 +70,7 @@ def test_the_planner_says_how_many_ranks_it_takes_at_least() -> None:
     known = flow.cluster("h100x8")
     small = replace(known, device=replace(known.device, memory=3e6))
     with pytest.raises(NothingFits, match="take 3 ranks at least, and 6 unless states are on the host"):
-        flow.plan(model, x, plan="grid cuda (data=2)", cluster=small)
+        flow.find_plan(model, x, plan="grid cuda (data=2)", cluster=small)
 
 
 def test_the_command_names_the_fewest_cards_and_their_plan_which_does(

@@ -42,16 +42,16 @@ def loss_fn(net: nn.Module, x: Tensor) -> Tensor:
 
 def found_within(net: nn.Module, x: Tensor, share: float) -> FoundPlan:
     """The plan within a share of the memory that is taken without a limit."""
-    most = flow.plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
-    return flow.plan(net, x, plan=GRID, loss_fn=loss_fn, memory=share * most)
+    most = flow.find_plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
+    return flow.find_plan(net, x, plan=GRID, loss_fn=loss_fn, memory=share * most)
 
 
 def test_a_limit_that_nothing_else_meets_is_met_by_states_on_the_host() -> None:
     net, x = Net(), torch.randn(64, 64)
-    limit = 0.4 * flow.plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
+    limit = 0.4 * flow.find_plan(net, x, plan=GRID, loss_fn=loss_fn).checked.memory
     with pytest.raises(ShortageError):
         flow.Plan.read(f"{GRID}\n**: ?\nlimit memory {int(limit)} B").check(net, x, loss_fn=loss_fn)
-    found = flow.plan(net, x, plan=GRID, loss_fn=loss_fn, memory=limit)
+    found = flow.find_plan(net, x, plan=GRID, loss_fn=loss_fn, memory=limit)
     assert found.checked.memory <= limit
     assert any(isinstance(line, Offload) and line.what == "states" for line in found.statements)
     alone = loss_fn(net, x).item()
@@ -91,22 +91,22 @@ def h100_of(memory: float) -> flow.Cluster:
 def test_the_memory_of_the_device_is_the_limit_less_what_is_kept_free() -> None:
     net, x = on_meta(2**14)
     plan = "grid cuda (data=2)"
-    free = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
+    free = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
     assert "of which 5% are kept free" in str(free)
     most = free.checked.memory
-    found = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster=h100_of(most))  # 5 % too little
+    found = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster=h100_of(most))  # 5 % too little
     assert found.checked.memory <= 0.95 * most
     assert found.checked.fits
-    asked = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster=h100_of(most), memory=most)
+    asked = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster=h100_of(most), memory=most)
     assert asked.checked.memory == most
-    said = flow.plan(net, x, plan=f"{plan}\nlimit memory {most} B", loss_fn=loss_fn, cluster=h100_of(most))
+    said = flow.find_plan(net, x, plan=f"{plan}\nlimit memory {most} B", loss_fn=loss_fn, cluster=h100_of(most))
     assert said.checked.memory == most
     assert not said.checked.fits
     assert "does not fit: H100 has" in str(said.checked)
 
 
 def test_nobody_knows_the_memory_of_the_hosts_cpu() -> None:
-    found = flow.plan(*on_meta(2**22), plan=GRID, loss_fn=loss_fn)
+    found = flow.find_plan(*on_meta(2**22), plan=GRID, loss_fn=loss_fn)
     assert found.checked.memory > 2**33
     assert found.checked.fits
     assert not any(isinstance(line, Accumulate) for line in found.statements)
@@ -114,9 +114,9 @@ def test_nobody_knows_the_memory_of_the_hosts_cpu() -> None:
 
 def test_a_batch_runs_in_as_few_parts_as_fit() -> None:
     net, x = on_meta(2**14)
-    whole = flow.plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8")
+    whole = flow.find_plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8")
     limit = 0.45 * whole.checked.memory
-    found = flow.plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8", memory=limit)
+    found = flow.find_plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8", memory=limit)
     assert [line.micro_batches for line in found.statements if isinstance(line, Accumulate)] == [4]
     assert found.checked.memory <= limit
     others = [one.checked for one in found.runners_up if one.checked is not None and one.checked.memory <= limit]
@@ -130,16 +130,16 @@ def test_a_batch_runs_in_as_few_parts_as_fit() -> None:
 def test_a_plan_that_says_how_weights_rest_runs_in_parts_as_it_says() -> None:
     net, x = on_meta(2**14)
     plan = "grid cuda (data=2)\nstates **: data=S(0)"
-    whole = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
-    found = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.45 * whole.checked.memory)
+    whole = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
+    found = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.45 * whole.checked.memory)
     assert "states **: data=S(0)\n4 micro-batches\n" in str(found)
 
 
 def test_a_plan_that_says_how_many_parts_keeps_them() -> None:
     net, x = on_meta(2**14)
     plan = "grid cuda (data=2)\n1 micro-batches"
-    whole = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
-    found = flow.plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.6 * whole.checked.memory)
+    whole = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8")
+    found = flow.find_plan(net, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.6 * whole.checked.memory)
     assert [line.micro_batches for line in found.statements if isinstance(line, Accumulate)] == [1]
 
 
@@ -148,6 +148,6 @@ def test_parts_draw_their_own_numbers_where_those_of_the_batch_are_many(line: st
     net, x = on_meta(2**14)
     model = torch.nn.Sequential(torch.nn.Dropout(0.1), net)
     plan = f"grid cuda (data=2)\n{line}"
-    whole = flow.plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8")
-    found = flow.plan(model, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.45 * whole.checked.memory)
+    whole = flow.find_plan(net, x, plan="grid cuda (data=2)", loss_fn=loss_fn, cluster="h100x8")
+    found = flow.find_plan(model, x, plan=plan, loss_fn=loss_fn, cluster="h100x8", memory=0.45 * whole.checked.memory)
     assert [str(each) for each in found.statements if isinstance(each, DrawBy)] == drawn

@@ -72,7 +72,7 @@ def made(layers: int = 6, samples: int = 16) -> tuple[Net, Tensor]:
 def found(text: str = ALL, ranks: int = 8, cluster: str = "h100x8*1", **more: object) -> FoundPlan:
     model, tokens = made()
     given: dict[str, object] = {"ranks": ranks, "cluster": cluster, "loss_fn": loss_of, **more}
-    return flow.plan(model, tokens, plan=text, **given)  # type: ignore[arg-type]
+    return flow.find_plan(model, tokens, plan=text, **given)  # type: ignore[arg-type]
 
 
 def searching(text: str, model: nn.Module, tokens: Tensor, told: Callable[[str], object] = str) -> Seeking:
@@ -236,7 +236,7 @@ def test_a_model_and_its_optimizer_stay_as_they_are() -> None:
     model, tokens = made()
     before = {name: id(part) for name, part in model.named_modules()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = flow.plan(
+    plan = flow.find_plan(
         model, tokens, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=loss_of, optimizer=optimizer, memory=2**40
     )
     assert {name: id(part) for name, part in model.named_modules()} == before
@@ -263,7 +263,9 @@ class Branch(nn.Module):
 def test_a_model_without_equal_layers_has_choices_too() -> None:
     with torch.device("meta"):
         model, x = Branch(), torch.empty(64, 64)
-    plan = flow.plan(model, x, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=lambda model, x: model(x).square().mean())
+    plan = flow.find_plan(
+        model, x, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=lambda model, x: model(x).square().mean()
+    )
     assert "pipe" not in plan.text
     assert any("no one list" in one.why for one in plan.runners_up)
 
@@ -422,7 +424,7 @@ def test_what_cannot_be_looked_for_is_an_error_that_names_its_line(text: str, sa
 def test_a_batch_that_nothing_cuts_evenly_is_an_error_that_says_which_would_do() -> None:
     model, tokens = made(samples=5)
     with pytest.raises(flow.SbpError, match=r"a batch of 5 samples .* on 8 ranks\n  give a multiple of 8"):
-        flow.plan(model, tokens, plan="grid cuda (data=?)", cluster="h100x8*1", ranks=8, loss_fn=loss_of)
+        flow.find_plan(model, tokens, plan="grid cuda (data=?)", cluster="h100x8*1", ranks=8, loss_fn=loss_of)
 
 
 class Counted(Net):
@@ -440,14 +442,14 @@ def test_a_model_that_does_not_run_with_fewer_layers_is_planned_in_full() -> Non
     with torch.device("meta"):
         model, tokens = Counted(6), torch.zeros(16, LENGTH, dtype=torch.long)
     said: list[str] = []
-    plan = flow.plan(model, tokens, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=loss_of, told=said.append)
+    plan = flow.find_plan(model, tokens, plan=ALL, cluster="h100x8*1", ranks=8, loss_fn=loss_of, told=said.append)
     assert plan.checked.seconds > 0
     assert any(line.startswith("no figures of layers") for line in said)
 
 
 def test_a_step_does_not_take_what_is_left_open() -> None:
     model, tokens = made()
-    for text, said in (("grid (data=?)", "left to the planner"), ("grid (data=2)\nseek recompute", "flow.plan")):
+    for text, said in (("grid (data=?)", "left to the planner"), ("grid (data=2)\nseek recompute", "flow.find_plan")):
         with pytest.raises(flow.SbpError, match=said):
             flow.Plan.read(text).check(model, tokens, ranks=2, loss_fn=loss_of)
 

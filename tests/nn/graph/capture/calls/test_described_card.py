@@ -31,7 +31,7 @@ def planned(course: Any, placement: flow.Placement = CARDS) -> Physical:
     graph = flow.compile(
         model, lambda m, x: m(x).float().mean(), torch.optim.SGD(model.parameters()), placement=placement
     )
-    return graph.plan(torch.zeros(32, 64)).physical
+    return graph.plan_for(torch.zeros(32, 64)).physical
 
 
 def types(graph: Physical) -> dict[str, set[torch.dtype]]:

@@ -35,7 +35,7 @@ class Asking(nn.Linear):
 
 def planned(*numbers: Callable[[Any], float], ranks: int = 2) -> flow.nn.Graph:
     model = nn.Sequential(*map(Asking, numbers))
-    return flow.compile(model, placement=flow.placement("cpu", range(ranks))).plan(torch.ones(2, 3))
+    return flow.compile(model, placement=flow.placement("cpu", range(ranks))).plan_for(torch.ones(2, 3))
 
 
 ASKED: dict[str, tuple[Callable[[Any], float], str]] = {

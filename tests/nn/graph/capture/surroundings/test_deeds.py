@@ -104,7 +104,7 @@ def test_what_a_forward_counts_and_keeps_is_as_in_torch(does: Callable[[Any], fl
 def test_a_plan_alone_does_nothing_to_a_model() -> None:
     model = Counting(counted)
     step = flow.compile(model, placement=flow.placement("cpu", range(2)))
-    step.plan(torch.zeros(2, 3)).plan(torch.zeros(2, 3))
+    step.plan_for(torch.zeros(2, 3)).plan_for(torch.zeros(2, 3))
     assert model.count == 0
 
 

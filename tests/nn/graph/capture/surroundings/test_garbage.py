@@ -21,7 +21,9 @@ def test_a_step_is_planned_without_a_search_for_garbage() -> None:
     searched: list[str] = []
     gc.callbacks.append(lambda phase, info: searched.append(phase))
     try:
-        flow.compile(nn.Linear(3, 3), build, placement=P).plan(torch.ones(2, 3)).step_for(torch.ones(2, 3)).prepare()
+        flow.compile(nn.Linear(3, 3), build, placement=P).plan_for(torch.ones(2, 3)).step_for(
+            torch.ones(2, 3)
+        ).prepare()
         gc.collect()
     finally:
         gc.callbacks.pop()
@@ -35,7 +37,7 @@ def test_it_is_looked_for_again_after_an_error_and_not_where_nobody_had_it_looke
         raise KeyError("mine")
 
     with pytest.raises(KeyError):
-        flow.compile(nn.Linear(3, 3), wrong, placement=P).plan(torch.ones(2, 3))
+        flow.compile(nn.Linear(3, 3), wrong, placement=P).plan_for(torch.ones(2, 3))
     assert gc.isenabled()
     gc.disable()
     try:

@@ -23,20 +23,20 @@ from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
 
-__all__ = ["BoxingPlan", "plan"]
+__all__ = ["Boxing", "between"]
 
 
-class BoxingPlan:
+class Boxing:
     """A tensor's way from `src` to `dst`: its moves, what they cost, and each rank's program.
 
     >>> from ..placement import placement
     >>> from ..sbp import layout
     >>> p = placement("cpu:[0-3]")
-    >>> print(plan(layout(p, "P", (8, 8)), layout(p, "S(1)", (8, 8))))
+    >>> print(between(layout(p, "P", (8, 8)), layout(p, "S(1)", (8, 8))))
     (P,) -> (S(1),): reduce_scatter over 0 -> (S(1),), 192 bytes a rank
     """
 
-    drawn: ClassVar[Callable[["BoxingPlan", str | Path], Path]]  # boxing/picture gives it
+    drawn: ClassVar[Callable[["Boxing", str | Path], Path]]  # boxing/picture gives it
 
     def __init__(self, src: Layout, dst: Layout, way: tuple[Move, ...], cluster: Cluster) -> None:
         self.src, self.dst, self.moves, self.cluster = src, dst, way, cluster
@@ -54,7 +54,7 @@ class BoxingPlan:
         return paragraph(str(self)) + (table(("move", "a rank", "time"), rows, (1, 2)) if rows else "")
 
     def draw(self, path: str | Path) -> Path:
-        """Write the plan as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""
+        """Write the boxing as a picture, a box a state, an arrow a move; the suffix says svg, png, pdf or dot."""
         return type(self).drawn(self, path)
 
     @property
@@ -88,7 +88,7 @@ class BoxingPlan:
 
     @cached_property
     def text(self) -> bytes:
-        """The plan as the ledger and errors call it."""
+        """The boxing as the ledger and errors call it."""
         return f"{self.src} -> {self.dst.lie} on {self.dst.placement}".encode()
 
     @cached_property
@@ -98,7 +98,7 @@ class BoxingPlan:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that two ranks share only if they run the same plan, for tags and for the ledger."""
+        """A number that two ranks share only if they run the same boxing, for tags and for the ledger."""
         return crc32(f"{self.src!r}{self.dst!r}{[(m.kind, m.dst.state) for m in self.moves]}".encode())
 
     @cached_property
@@ -152,16 +152,16 @@ class BoxingPlan:
         return chain.from_iterable(self.programs(rank))
 
 
-def plan(src: Layout, dst: Layout) -> BoxingPlan:
-    """The plan of least time by the cluster in use; looked up if it was made before."""
-    known: BoxingPlan | None = src.memo.get(dst)
+def between(src: Layout, dst: Layout) -> Boxing:
+    """The boxing of least time by the cluster in use; looked up if it was made before."""
+    known: Boxing | None = src.memo.get(dst)
     cluster = default_cluster(dst.placement)
     if known is not None and known.cluster is cluster and known.world is world():
         return known
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise SbpError(f"boxing changes where a tensor lies, not its shape or dtype\n  from {src}\n  to   {dst}")
     check_carried(src.dtype)
-    made = BoxingPlan(src, dst, moves(src, dst, cluster), cluster)
+    made = Boxing(src, dst, moves(src, dst, cluster), cluster)
     if any(move.kind in REDUCING for move in made.moves):
         check_reducible(src.dtype, src.state.reduction)
     src.memo[dst] = made

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sbpflow as flow
-from sbpflow.boxing import BoxingPlan, box, plan
+from sbpflow.boxing import Boxing, between, box
 from sbpflow.boxing.exchange.execute import transport
 from sbpflow.boxing.routes import missing, program, route
 from sbpflow.placement import Placement, cluster, placement, use_cluster
@@ -49,7 +49,7 @@ def sends_what_it_planned(src: Layout, dst: Layout) -> None:
     shards, whole = drawn(src, (src.lie, dst.lie))
     sent = transport().sent
     bytes_, calls = sent.bytes.copy(), sent.calls.copy()
-    out, way = box(shards, src, dst), plan(src, dst)
+    out, way = box(shards, src, dst), between(src, dst)
     assert_means(out, dst, whole)
     grew = {r: sent.bytes[r] - bytes_[r] for r in way.ranks}
     assert grew == {r: way.sent(r) for r in way.ranks}, f"{grew} in {way}"
@@ -57,7 +57,7 @@ def sends_what_it_planned(src: Layout, dst: Layout) -> None:
     assert sent.calls - calls == Counter({r: messages(way, r) for r in way.ranks if messages(way, r)}), f"{way}"
 
 
-def messages(way: BoxingPlan, rank: int) -> int:
+def messages(way: Boxing, rank: int) -> int:
     return sum(len(one.sends) for own in way.programs(rank) for one in own)
 
 
@@ -91,7 +91,7 @@ def test_what_one_rank_sends_another_receives(axes: tuple[int, ...], size: str) 
 
 
 def agrees_on_every_message(src: Layout, dst: Layout) -> None:
-    way = plan(src, dst)
+    way = between(src, dst)
     for step in range(len(way.moves)):
         own = {r: way.programs(r)[step] for r in way.ranks}
         for i in range(max(map(len, own.values()))):
@@ -116,7 +116,7 @@ def cold(src: Layout, dst: Layout) -> int:
     """Calls to plan a pair for the first time."""
     src.memo.clear()
     forget()
-    return calls(lambda: plan(src, dst))
+    return calls(lambda: between(src, dst))
 
 
 AXES = {(2, 2): 40_000, (2, 4): 40_000, (4, 4): 40_000, (2, 2, 2): 400_000}  # where two levels differ; else a third
@@ -144,8 +144,8 @@ def test_any_plan_takes_so_many_calls_at_most(axes: tuple[int, ...], prices: str
 def test_a_plan_made_before_is_found_and_not_made_again() -> None:
     src, dst = layout(grid(2, 2), (S(0), P), (48, 96)), layout(grid(2, 2), (B, S(1)), (48, 96))
     flow.init()
-    plan(src, dst)
-    assert calls(lambda: plan(src, dst)) <= 9  # one of them asks for the world, whose links price it
+    between(src, dst)
+    assert calls(lambda: between(src, dst)) <= 9  # one of them asks for the world, whose links price it
 
 
 def test_a_large_grid_plans_in_as_many_calls_as_a_small_one() -> None:
@@ -162,16 +162,16 @@ def test_a_large_grid_plans_in_as_many_calls_as_a_small_one() -> None:
 
 def test_a_plan_is_remembered_with_its_source() -> None:
     src, dst = layout(grid(4), S(0), (8, 8)), layout(grid(4), B, (8, 8))
-    assert plan(src, dst) is plan(src, dst)
-    assert plan(src, dst) is not plan(dst, src)
-    assert flow.boxing.plan(src, dst) is plan(src, dst)
+    assert between(src, dst) is between(src, dst)
+    assert between(src, dst) is not between(dst, src)
+    assert flow.boxing.between(src, dst) is between(src, dst)
 
 
 def test_plans_do_not_keep_their_layouts_alive() -> None:
     """Shapes that come once, as in batches of any length, must not pile up."""
     src, dst = layout(grid(4), S(0), (987, 3)), layout(grid(4), B, (987, 3))
     assert box(box(drawn(src)[0], src, dst), dst, src)
-    gone: list[Callable[[], object]] = [weakref.ref(src), weakref.ref(dst), weakref.ref(plan(src, dst))]
+    gone: list[Callable[[], object]] = [weakref.ref(src), weakref.ref(dst), weakref.ref(between(src, dst))]
     del src, dst
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3
@@ -180,14 +180,14 @@ def test_plans_do_not_keep_their_layouts_alive() -> None:
 def test_another_cluster_makes_another_plan() -> None:
     src, dst = layout(grid(4), P, (8, 8)), layout(grid(4), B, (8, 8))
     with use_cluster("flat"):
-        by_bytes = plan(src, dst)
-        assert plan(src, dst) is by_bytes
+        by_bytes = between(src, dst)
+        assert between(src, dst) is by_bytes
     with use_cluster("cpu"):
-        by_latency = plan(src, dst)
+        by_latency = between(src, dst)
     assert [by_bytes.route, by_latency.route] == ["all_reduce", "all_reduce_once"]
     assert [by_bytes.cluster, by_latency.cluster] == [cluster("flat"), cluster("cpu")]
     with use_cluster("flat"):
-        assert plan(src, dst).route == "all_reduce"
+        assert between(src, dst).route == "all_reduce"
 
 
 @pytest.mark.parametrize(
@@ -206,28 +206,28 @@ def test_another_cluster_makes_another_plan() -> None:
 def test_a_plan_reads_as_a_sentence(src: Sbp, dst: Sbp, text: str) -> None:
     a, b = layout(grid(4), src, (8, 8), torch.float64), layout(grid(4), dst, (8, 8), torch.float64)
     with use_cluster("flat"):
-        assert str(plan(a, b)) == text
+        assert str(between(a, b)) == text
 
 
 def test_a_plan_tells_axes_by_name_and_the_other_placement() -> None:
     p = placement("cpu:[0-3] as (data=2, tensor=2)")
     with use_cluster("flat"):
-        inside = plan(layout(p, (S(0), P), (8, 8)), layout(p, (S(0), S(1)), (8, 8)))
-        outside = plan(layout(p, (S(0), S(1)), (8, 8)), layout(placement("cpu:[7]"), B, (8, 8)))
+        inside = between(layout(p, (S(0), P), (8, 8)), layout(p, (S(0), S(1)), (8, 8)))
+        outside = between(layout(p, (S(0), S(1)), (8, 8)), layout(placement("cpu:[7]"), B, (8, 8)))
     assert str(inside) == "(S(0), P) -> (S(0), S(1)): reduce_scatter over tensor -> (S(0), S(1)), 64 bytes a rank"
     assert str(outside) == ("(S(0), S(1)) -> (B,) on cpu:[7]: transfer -> (B,), 256 bytes a rank")
 
 
-def test_a_plan_is_between_layouts_of_one_tensor() -> None:
+def test_a_boxing_is_between_layouts_of_one_tensor() -> None:
     here = layout(grid(4), S(0), (8, 8))
     for other in (layout(grid(4), B, (8, 9)), layout(grid(4), B, (8, 8), torch.float64)):
         with pytest.raises(SbpError, match="not its shape or dtype"):
-            plan(here, other)
+            between(here, other)
 
 
 def test_slices_in_a_row_are_one() -> None:
     p = grid(2, 2, 2)
-    way = plan(layout(p, B, (8, 8)), layout(p, (S(0), S(1), S(0)), (8, 8)))
+    way = between(layout(p, B, (8, 8)), layout(p, (S(0), S(1), S(0)), (8, 8)))
     assert [move.kind for move in way.moves] == ["slice"]
 
 
@@ -253,7 +253,7 @@ WHERE: dict[str, tuple[Placement, Placement]] = {
 BETWEEN = pytest.mark.parametrize("where", WHERE)
 
 
-def between(where: str, shape: tuple[int, ...], kinds: Sequence[Sbp] = (S(0), S(1), B, P)) -> list[Pair]:
+def public_pairs(where: str, shape: tuple[int, ...], kinds: Sequence[Sbp] = (S(0), S(1), B, P)) -> list[Pair]:
     """Every pair of signatures, there and back."""
     p, q = (public(side, shape, kinds) for side in WHERE[where])
     return [*every_pair(p, q), *every_pair(q, p)]
@@ -265,7 +265,7 @@ def between(where: str, shape: tuple[int, ...], kinds: Sequence[Sbp] = (S(0), S(
 @pytest.mark.parametrize("prices", ["cpu", "flat"])
 def test_a_move_between_placements_keeps_the_value(where: str, size: str, prices: str) -> None:
     with use_cluster(prices):
-        assert broken(sample(between(where, SHAPES[size]), 32, (where, size)), sends_what_it_planned) == []
+        assert broken(sample(public_pairs(where, SHAPES[size]), 32, (where, size)), sends_what_it_planned) == []
 
 
 @pytest.mark.sweep
@@ -275,14 +275,14 @@ def test_a_move_between_placements_keeps_the_value(where: str, size: str, prices
 def test_every_move_between_placements_keeps_the_value(where: str, size: str, prices: str) -> None:
     """Of those between grids so many."""
     with use_cluster(prices):
-        assert broken(sample(between(where, SHAPES[size]), 150, (where, size)), sends_what_it_planned) == []
+        assert broken(sample(public_pairs(where, SHAPES[size]), 150, (where, size)), sends_what_it_planned) == []
 
 
 @pytest.mark.sampled(8)
 @BETWEEN
 @pytest.mark.parametrize("kind", [P("max"), P("min")], ids=str)
 def test_maxima_cross_placements_too(where: str, kind: Sbp) -> None:
-    pairs = sample(between(where, (7, 5), (S(0), B, kind)), 40, where)
+    pairs = sample(public_pairs(where, (7, 5), (S(0), B, kind)), 40, where)
     assert broken(pairs, sends_what_it_planned) == []
 
 
@@ -310,7 +310,7 @@ def test_the_same_pieces_on_another_grid_stay_where_they_are(one: tuple[int, ...
         if not a.state.partial and not b.state.partial and pieces(a) == pieces(b)
     ]
     assert len(same) >= 3
-    assert [str(plan(a, b)) for a, b in same if plan(a, b).bytes or plan(b, a).bytes] == []
+    assert [str(between(a, b)) for a, b in same if between(a, b).bytes or between(b, a).bytes] == []
 
 
 def pieces(lies: Layout) -> list[list[list[int]]]:
@@ -319,7 +319,7 @@ def pieces(lies: Layout) -> list[list[list[int]]]:
 
 def test_addends_of_every_axis_stay_addends_on_another_grid() -> None:
     square, line = layout(grid(2, 2), (P, P), (8, 8)), layout(grid(4), P, (8, 8))
-    assert [plan(square, line).bytes, plan(line, square).bytes] == [0, 0]
+    assert [between(square, line).bytes, between(line, square).bytes] == [0, 0]
 
 
 HOSTS = {
@@ -336,11 +336,11 @@ HOSTS = {
 def test_every_byte_enters_a_host_once(hosts: str, shape: tuple[int, int]) -> None:
     p, q = HOSTS[hosts]
     with use_cluster(cluster("two_level").with_node(4)):
-        ways = [plan(src, layout(q, B, shape, torch.float64)) for src in public(p, shape)]
+        ways = [between(src, layout(q, B, shape, torch.float64)) for src in public(p, shape)]
     assert [str(way) for way in ways if max(entering(way, q).values()) > way.src.nbytes] == []
 
 
-def entering(way: BoxingPlan, q: Placement) -> Counter[int]:
+def entering(way: Boxing, q: Placement) -> Counter[int]:
     """Bytes that arrive at each host (of four ranks) of `q` from other hosts."""
     found: Counter[int] = Counter()
     for rank in q.flat:
@@ -354,7 +354,7 @@ def test_addends_are_summed_before_they_leave(hosts: str) -> None:
     """No host sends out more than the whole tensor for each host that is to have it."""
     p, q = HOSTS[hosts]
     with use_cluster(cluster("two_level").with_node(4)):
-        way = plan(layout(p, [P] * p.ndim, (48, 96)), layout(q, [B] * q.ndim, (48, 96)))
+        way = between(layout(p, [P] * p.ndim, (48, 96)), layout(q, [B] * q.ndim, (48, 96)))
     leaving = sum(
         part.numel for r in p.flat for own in way.programs(r) for one in own for part in one.sends if part.peer in q
     )
@@ -364,7 +364,7 @@ def test_addends_are_summed_before_they_leave(hosts: str) -> None:
 def test_replicas_share_the_sending() -> None:
     p, q = grid(4), placement("cpu:[4-7]")
     with use_cluster("flat"):
-        way = plan(layout(p, B, (48, 96)), layout(q, B, (48, 96)))
+        way = between(layout(p, B, (48, 96)), layout(q, B, (48, 96)))
     crossing = [sum(part.numel for one in way.programs(r)[0] for part in one.sends) for r in p.flat]
     assert max(crossing) * 4 == sum(crossing)
 
