@@ -188,7 +188,7 @@ def pipeline(device: str, quick: bool) -> Found:
 
 def examples(device: str, quick: bool) -> Found:
     """Every example on this device: its first loss is the one that it has on the CPU, all at once."""
-    names = ["mlp.py"] if quick else sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    names = ["mlp.py"] if quick else sorted(path.name for path in (ROOT / "examples").glob("[!_]*.py"))
     runs = {name: [started(name, where) for where in (device, "cpu")] for name in names}
     found: Found = {}
     for name, (mine, one) in runs.items():

@@ -18,12 +18,14 @@ import numpy as np
 
 import sbpflow as flow
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
 END = "<|end|>"  # behind each text
 
 
 def texts() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The pages of this repository; where they are not, as in what pip installs, the examples themselves."""
+    pages = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]
+    return pages if pages[0].exists() else [*sorted(HERE.rglob("*.py")), *sorted(HERE.rglob("*.plan"))]
 
 
 def package() -> Any:
@@ -68,7 +70,7 @@ def vocabulary_of(data: flow.data.TokenFile) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, help="texts; those of this repository if none are given")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "out" / "tokens.bin")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/tokens.bin"))
     parser.add_argument("--vocabulary", type=int, default=1024, help="pieces, at least 257")
     parser.add_argument("--check", action="store_true", help="also write all texts in tokens, and read them back")
     given = parser.parse_args()

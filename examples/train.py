@@ -12,20 +12,15 @@ in tokens. The arguments of its step are text and following. Started again, it g
 are those of a run that nothing has stopped.
 """
 
-import math
 import sys
-import tempfile
-import time
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import torch
-from tokens import make, texts
 from torch import Tensor
 from training.arguments import arguments
 from training.gpt import GPT
-from training.measures import endless, entropy, planned, written
+from training.measures import endless, entropy, planned, rate, tokens_at, written
 
 import sbpflow as flow
 from sbpflow import S
@@ -35,12 +30,8 @@ ROWS = {"data": S(0), "replica": S(0), "context": S(1)}  # how axes of these nam
 
 def train(given: Namespace) -> list[float]:
     """The losses of the steps that it ran, one for each line."""
-    first, facts = not flow.init().rank, given.data.with_suffix(".json")  # which is written last
-    if first and not facts.exists():
-        make(given.data, texts(), 1024)
-    while not facts.exists():
-        time.sleep(0.05)
-    sets = [flow.data.TokenFile(given.data, given.length, share=share) for share in ((0.0, 0.95), (0.95, 1.0))]
+    first, path = not flow.init().rank, tokens_at(given.data)
+    sets = [flow.data.TokenFile(path, given.length, share=share) for share in ((0.0, 0.95), (0.95, 1.0))]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):  # no process has it whole: each draws, or reads, its part at the first step
         model = GPT(sets[0].facts["size"], given.width, given.layers, given.length)
@@ -52,9 +43,7 @@ def train(given: Namespace) -> list[float]:
             loss: Tensor = model(text, following)
         return loss
 
-    plan = Path(given.plan).read_text() if given.plan not in (None, "auto") else "grid (data=*)"
-    if given.plan == "auto":
-        plan = planned(model, loss_fn, optimizer, (given.batch, given.length))
+    plan = planned(given.plan, model, loss_fn, optimizer, (given.batch, given.length))
     parts: dict[str, Any] = {} if "pipe " in plan else {"micro_batches": given.accumulate}
     step = flow.compile(model, loss_fn, optimizer, plan=plan, clip_grad_norm=given.clip, skip_nonfinite=True, **parts)
     grid = step.placement
@@ -70,8 +59,7 @@ def train(given: Namespace) -> list[float]:
     start, losses, saving, batches = scheduler.last_epoch, list[float](), None, endless(data)
     if first:
         print(f"goes on at step {start}, from {place}" if place else f"guessing alone loses {entropy(sets[0]):.3f}")
-    peak = given.peak and given.peak * 1e12
-    with flow.watch(step, to=given.to, steps=given.steps, every=given.report, start=start, peak=peak) as watched:
+    with flow.watch(step, to=given.to, steps=given.steps, every=given.report, start=start, peak=given.peak) as watched:
         for at in range(start + 1, given.steps + 1):
             loss = watched(*next(batches))
             scheduler.step()
@@ -94,19 +82,11 @@ def train(given: Namespace) -> list[float]:
     return losses
 
 
-def rate(at: int, warmup: int, steps: int) -> float:
-    """The share of the learning rate: up in a line, down in half a cosine to a tenth."""
-    return min(1.0, (at + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, at / steps)))
-
-
 if __name__ == "__main__":
     given = arguments(__doc__ or "")
     if given.check:
-        folder = Path(tempfile.gettempdir()) / f"sbpflow-train-{flow.init().size or 1}"
-        vars(given).update(steps=24, every=12, keep=9, report=1, width=32, layers=2, length=32, warmup=4, lr=2e-2)
-        vars(given).update(save=folder, resume="", data=folder / "tokens.bin")
         whole = train(given)
-        given.resume = str(folder / "step-12")
+        given.resume = str(given.save / "step-12")
         again = train(given)
         print(f"from {whole[0]:.3f} to {whole[-1]:.3f}; resumed to {again[-1]:.3f}")
         if not (whole[-1] < whole[0] - 1 and again == whole[12:]):

@@ -42,7 +42,8 @@ PRIVATE = (
     functools.__file__,  # what is worked out when it is first asked for
     threading.__file__,
 )
-ASKED: list[str] = []  # from where threads were set to work
+COMMAND = str(Path("sbpflow", "__main__.py"))
+ASKED: list[str] = []  # from where threads were set to work; the model of a command
 
 
 class SbpflowError(Exception):
@@ -148,11 +149,16 @@ def user_line(frame: FrameType | None = None) -> str:
     True
     """
     frame = frame or sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename) and not _of_command(frame):
         frame = frame.f_back
-    if ASKED and is_ours(frame.f_code.co_filename):
+    if ASKED and (is_ours(frame.f_code.co_filename) or _of_command(frame)):
         return ASKED[-1]
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _of_command(frame: FrameType) -> bool:
+    """Whether it is the command line's, beyond which lie the interpreter's own lines and none of a user."""
+    return frame.f_code.co_filename.endswith(COMMAND)
 
 
 _known: dict[str, bool] = {}

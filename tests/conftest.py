@@ -20,7 +20,7 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
 # A test of tens of seconds that comes last leaves the other core idle.
-LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", "test_kills.py"}
+LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", "test_kills.py", "test_tasks.py"}
 GRACE = 20.0  # seconds a thread or process that was told to stop may still take
 
 

@@ -19,6 +19,7 @@ __all__ = ["Parting", "StepRecords", "advice", "is_wire", "parting", "scale", "s
 WIRES = ("link", "send", "receive", "copy", "wire", "communication")  # how the names of their queues begin
 SLOW = 1.15  # of its simulated time: a queue that is worth a remark
 MUCH = 0.1  # of a step
+UNEVEN = 2.0  # times as long as the busiest rank, which ranks stand still in the mean: its stage is too large
 MOST = 8  # lines that tell who waits for whom
 
 
@@ -216,9 +217,17 @@ def advice(real: StepRecords, simulated: StepRecords | None, parted: Parting | N
         return "the step did not end: what is ready above never ended, or never began, and the others wait for it"
     took = slow(real, simulated) if simulated else {}
     rank, queue = max(took, key=lambda key: took[key], default=(0, ""))
-    if len(took) > 1 and took[rank, queue] > SLOW:
+    bubbles = {rank: real.bubble(rank) for rank in ranks}
+    idle = sum(bubbles.values()) / max(len(ranks), 1)
+    if len(took) > 1 and took[rank, queue] > SLOW and bubbles[rank] <= idle:  # one that mostly waits holds up nobody
         share = f"{took[rank, queue]:.2f} of the time that was simulated"
         return f"{queue} on rank {rank} takes {share}: give it fewer layers, or measure its costs again"
+    busiest = min(ranks, key=lambda rank: bubbles[rank], default=0)
+    if idle > MUCH and bubbles[busiest] < idle / UNEVEN:
+        works = (
+            f"rank {busiest} works for {1 - bubbles[busiest]:.0%} of the step, a rank in the mean for {1 - idle:.0%}"
+        )
+        return f"{works}: another cut of the layers, as the slowest stage sets the pace of all"
     exposed = {rank: real.exposed(rank) / long for rank in ranks}
     worst = max(exposed, key=lambda rank: exposed[rank], default=0)
     if exposed and exposed[worst] > MUCH:
@@ -231,7 +240,6 @@ def advice(real: StepRecords, simulated: StepRecords | None, parted: Parting | N
         return "queues begin late what is ready: the host does not keep up; larger micro-batches, or compiled stages"
     if parted and parted.late > 0 and parted.why == "freed" and parted.found and parted.found.cause:
         return f"{parted.found.cause.register} had no free slot: raise its mark by one"
-    idle = sum(map(real.bubble, ranks)) / max(len(ranks), 1)
     if idle > MUCH:
         return (
             f"compute stands still for {idle:.0%} of the step: more micro-batches, or a schedule with a smaller bubble"

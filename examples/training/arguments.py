@@ -1,7 +1,10 @@
 """The arguments of examples/train.py."""
 
 import argparse
+import tempfile
 from pathlib import Path
+
+import sbpflow as flow
 
 __all__ = ["arguments"]
 
@@ -24,6 +27,11 @@ def arguments(about: str) -> argparse.Namespace:
     add("--save", type=Path, help="a folder for checkpoints")
     add("--resume", default="auto", help="the folder of a checkpoint, or '' for none (the newest in --save)")
     add("--to", nargs="*", default=[], help="where lines go: run.jsonl, tensorboard:FOLDER, wandb:PROJECT")
-    add("--peak", type=float, help="TFLOP/s of one device, for MFU; a card that is known needs none")
+    add("--peak", type=float, help="FLOP/s of one device, for MFU, such as 989e12; a card that is known needs none")
     add("--check", action="store_true", help="a quick run that must learn, and resume to the same losses")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.check:
+        folder = Path(tempfile.gettempdir()) / f"sbpflow-train-{flow.init().size or 1}"
+        vars(given).update(steps=24, every=12, keep=9, report=1, width=32, layers=2, length=32, warmup=4, lr=2e-2)
+        vars(given).update(save=folder, resume="", data=folder / "tokens.bin")
+    return given

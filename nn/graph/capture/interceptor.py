@@ -41,11 +41,12 @@ from .calls.strides import STRIDED, strided
 from .calls.transforms import BelowTransforms, is_wrapped, transformed
 from .tape import Tape
 
-__all__ = ["Known", "Interceptor", "data_dependent", "functional"]
+__all__ = ["WHILE_CAPTURED", "Known", "Interceptor", "data_dependent", "functional"]
 
 aten = torch.ops.aten
 _LITERALS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 _DROPS = tuple(getattr(aten, name + suffix).default for name in named("drops") for suffix in ("", "_"))
+WHILE_CAPTURED = "while a graph was captured"  # begins the note on an op that torch refuses
 _ITEM = "x.item(), or a tensor taken for a number,"
 _SAID = {  # as users say what torch calls so
     "aten.is_nonzero.default": "an if on a tensor (or while, and, not, assert)",
@@ -271,7 +272,7 @@ class Interceptor(CallWatch):  # type: ignore[no-untyped-call]
         if told is None:
             return out
         where = f" in {self.module}" if self.module else ""
-        note = f"while a graph was captured: {func} at {self.tape.origin.line}{where}"
+        note = f"{WHILE_CAPTURED}: {func} at {self.tape.origin.line}{where}"
         told.add_note(f"{note}\n  of {described(func, args, kwargs)}{way_out}")
         raise told from None
 

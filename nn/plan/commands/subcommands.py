@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ....boxing.graph.report.page_diff import page_of_two
-from ....placement.errors import SbpError
+from ....placement.errors import ASKED, SbpError
+from ...graph.capture.interceptor import WHILE_CAPTURED
 from ...graph.step import Step
 from ..check import Checked, planned_step, priced_by, stepped
 from ..language.diff import PlanDiff, diff
@@ -140,11 +141,20 @@ def _jitter_of(parser: ArgumentParser) -> None:
 
 
 def run_command(asked: Namespace) -> None:
-    """Run one of them."""
+    """Run one of them. Where no line of the user made an op, as where torch's own module is the model, the name that
+    the user gave the model stands for it."""
     if asked.command in ("check", "explain", "report"):
         _in_order(asked)
     of = {"check": run_check, "plan": run_plan, "explain": _explain, "report": _report, "draw": _draw}
-    {**of, "diff": _diff, "simulate": _simulate}[asked.command](asked)
+    ASKED.append(next((name for word in ("model", "named", "schedule") if (name := getattr(asked, word, None))), ""))
+    try:
+        {**of, "diff": _diff, "simulate": _simulate}[asked.command](asked)
+    except Exception as error:
+        if not any(note.startswith(WHILE_CAPTURED) for note in getattr(error, "__notes__", ())):
+            raise
+        raise SbpError("\n  ".join(str(error).splitlines() + error.__notes__)) from None  # torch's word on the model
+    finally:
+        ASKED.pop()
 
 
 def _in_order(asked: Namespace) -> None:

@@ -23,9 +23,8 @@ from .stage_figures import FEWER, LAYERS, StageFigures
 __all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
 
 Told = Callable[[str], object]
-# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `expert` and of `context`, the host
 PARTS = 32  # micro-batches of a plan of few layers at most: what is moved once a step is cheap where they are many
-
+# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `expert` and of `context`, the host
 Kind = tuple[int, int, BlocksAgain, int, int, tuple[str, ...]]
 
 

@@ -195,6 +195,18 @@ def test_a_slow_stage_is_named(name: str, device: int) -> None:
     assert f"try: device {device} on rank {device} takes 1.50 of" in said
 
 
+def test_a_stage_that_has_nearly_all_of_the_work_is_named_though_it_was_simulated_so() -> None:
+    """More micro-batches would not help; nor is one of those that wait slow, whatever time its few firings take."""
+    costs = [COSTS, Costs(0.1, 0.1, 0.1, bytes=1 << 20), COSTS, COSTS]
+    net = network_of(published("1f1b"), published("1f1b").shape(4, 8), costs)
+    cut = "another cut of the layers, as the slowest stage sets the pace of all"
+    for times in (None, slow_stage(net, 3, 1.5)):
+        said = timeline(net, times).summary()
+        assert "try: rank 1 works for 9" in said
+        assert cut in said
+    assert cut not in timeline(network()).summary()
+
+
 def test_the_first_late_firing_says_what_it_waited_for() -> None:
     net = network()
     where = timeline(net, lambda a, c, n: 0.1 if (a, n) == ("B2", 1) else usual(net, a, c))

@@ -120,6 +120,20 @@ def test_what_cannot_be_says_what_to_write(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [("check", "zero.plan", "narrow.py:build"), ("plan", "narrow.py:build", "open.plan", "--ranks", "2")]
+)
+def test_an_op_that_torch_refuses_is_told_without_a_traceback_and_names_the_model(
+    words: tuple[str, ...], where: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line is the user's where torch's own module is the model: that of runpy is none."""
+    Path("narrow.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(4, 4), torch.empty(8, 5)\n")
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "mat1 and mat2 shapes cannot be multiplied (8x5 and 4x4)\n" in said
+    assert "aten.linear.default at narrow.py:build\n  of input (8, 5) float32" in said
+
+
 def test_ctrl_c_ends_without_a_traceback(
     where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
