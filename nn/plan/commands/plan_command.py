@@ -19,7 +19,7 @@ from ..prediction import Prediction, predict
 from ..search.degrees import THINGS
 from ..search.fewest import FewestCards, NothingFits, fewest
 from ..search.open_degrees import leaves_degrees
-from ..search.planner import FoundPlan, plan
+from ..search.planner import FoundPlan, find_plan
 from ..search.sweep import Attempted, ends_of, swept
 from ..search.sweep_chart import sweep_chart
 from ..training import Failures
@@ -96,7 +96,7 @@ def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | N
     """The planner's answer for so many ranks."""
     lines = [f"cast ** to {asked.dtype}", "cast {grads,states} ** to fp32"] if asked.dtype else []
     lines += [f"seek {', '.join(THINGS)}"] if asked.seek else []
-    return plan(
+    return find_plan(
         of.model,
         of.batch,
         plan=asked.plan or "\n".join(lines) or None,

@@ -40,7 +40,7 @@ from .runners_up import OtherPlan, TriedPlan, runners_up, said_of
 from .seeking import Seeking
 from .trying import SURE, Trying
 
-__all__ = ["FoundPlan", "OtherPlan", "plan"]
+__all__ = ["FoundPlan", "OtherPlan", "find_plan"]
 
 
 class FoundPlan(Plan):
@@ -75,7 +75,7 @@ class FoundPlan(Plan):
         return said + (table(("tried", "at least", "why not"), tried, (1,)) if tried else "")
 
 
-def plan(
+def find_plan(
     model: nn.Module,
     batch: Any,
     *,

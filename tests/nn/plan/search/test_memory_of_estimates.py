@@ -8,6 +8,7 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.nn.plan.check import priced_by, stepped
+from sbpflow.nn.plan.search.blocks_again import BlocksAgain
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.open_degrees import space_of
 from sbpflow.nn.plan.search.seeking import Seeking
@@ -45,9 +46,9 @@ WAYS = {
     "1f1b": Degrees(4, 1, 2, 64),
     "zb_h1": Degrees(4, 1, 2, 64, Pipeline("zb_h1")),
     "zb_v": Degrees(2, 1, 4, 64, Pipeline("zb_v", 2)),
-    "interleaved": Degrees(4, 1, 2, 64, Pipeline("interleaved", 2), again=True),
+    "interleaved": Degrees(4, 1, 2, 64, Pipeline("interleaved", 2), again=BlocksAgain(whole=1)),
     "one stage": Degrees(1, 1, 8, 64),
-    "one stage, run again": Degrees(1, 1, 8, 64, again=True),
+    "one stage, run again": Degrees(1, 1, 8, 64, again=BlocksAgain(whole=1)),
 }
 
 
