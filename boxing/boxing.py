@@ -19,6 +19,7 @@ from ..sbp import Layout
 from .figures import duration, volume
 from .html import paragraph, table
 from .reductions import check_carried, check_reducible
+from .routes.counts import received_by_rank
 from .routes.even import Received, received_evenly
 from .routes.moves import LOCAL, REDUCING, Move, moves
 from .routes.program import RankProgram, collective, flat_gather, flat_reduce, local, transfer
@@ -108,6 +109,11 @@ class Boxing:
         return None if None in found else [one for one in found if one is not None]
 
     @cached_property
+    def _by_rank(self) -> list[dict[int, int]]:
+        """Elements that each move brings to each rank, where ranks hold unequal parts."""
+        return [received_by_rank(move) for move in self.moves]
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes that the busiest rank receives, exactly."""
         each = self._evenly
@@ -116,22 +122,24 @@ class Boxing:
             for move, one in zip(self.moves, each, strict=True):
                 found[move.dst.placement] += one.most
             return max(found.values(), default=0) * self.src.dtype.itemsize
-        return max((self.received(rank) for rank in self.ranks), default=0)
+        ranks = Counter[int]()
+        for received in self._by_rank:
+            ranks.update(received)
+        return max(ranks.values(), default=0) * self.src.dtype.itemsize
 
     @property
     def busiest(self) -> list[int]:
         """Bytes that the busiest rank receives in each move, exactly."""
         if self._evenly is not None:
             return [one.most * self.src.dtype.itemsize for one in self._evenly]
-        each = zip(*(self.programs(rank) for rank in self.ranks), strict=True)
-        return [max(_received(exchanges) for exchanges in move) * self.src.dtype.itemsize for move in each]
+        return [max(received.values(), default=0) * self.src.dtype.itemsize for received in self._by_rank]
 
     @cached_property
     def total(self) -> int:
         """Bytes that all ranks send, exactly."""
         if self._evenly is not None:
             return sum(one.total for one in self._evenly) * self.src.dtype.itemsize
-        return sum(self.sent(rank) for rank in self.ranks)
+        return sum(sum(received.values()) for received in self._by_rank) * self.src.dtype.itemsize
 
     def sent(self, rank: int) -> int:
         """Bytes that one rank sends, exactly."""

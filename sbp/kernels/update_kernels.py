@@ -47,7 +47,10 @@ def _counted(optimizer: Optimizer, states: int) -> UpdateKernels:
     here = {"params": [parameter], "capturable": False, "lr": float(group["lr"])}
     twin: Any = type(optimizer).__new__(type(optimizer))
     twin.__setstate__({"defaults": optimizer.defaults, "state": defaultdict(dict), "param_groups": [{**group, **here}]})
-    twin.step()  # the first makes states
+    try:
+        twin.step()  # the first makes states
+    except RuntimeError:  # of a torch whose accelerator has no module yet, which each step asks
+        return ONE_KERNEL
     count = _Count()
     with count:
         twin.step()

@@ -34,7 +34,8 @@ def test_train_on_four_ranks(desk: Desk) -> None:
     page = Page("install.md")
     _, train = page.blocks("python")
     desk.keep("train.py", train)
-    assert desk.does(page.told("torchrun --nproc-per-node 4 train.py")).split() == printed(train)[0].split() * 4
+    told = desk.does(page.told("torchrun --nproc-per-node 4 train.py"))  # lines of processes may run together
+    assert re.findall(r"\d\.\d{4}", told) == printed(train)[0].split() * 4
 
 
 def test_read_a_plan(desk: Desk) -> None:
@@ -91,7 +92,8 @@ def test_save_and_resume_elsewhere(desk: Desk) -> None:
     model, save, resume, *_ = page.blocks("python")
     desk.keep("save.py", model, save)
     desk.keep("resume.py", model, resume)
-    assert desk.does(page.told("torchrun --nproc-per-node 2")).splitlines() == printed(save) * 2
+    told = desk.does(page.told("torchrun --nproc-per-node 2"))
+    assert re.findall(r"\d\.\d{5}", told) == printed(save) * 2
     assert desk.does("python resume.py").splitlines() == printed(resume)
     assert printed(resume)[-1:] == printed(save)
 

@@ -4,6 +4,7 @@
     part, part grad  an eager part, forward or backward
     first, second  a backward in two: that of what came in, and that of weights
     seed          a loss's gradient to start with           add         one gradient to another
+    sum           parts of weights' gradients, to those of other micro-batches
     box           a move, done at once                      start, wait a move that goes on beside what lies between
     stow          what the backward needs, to the host      fetch, land   and back from there
     encode, decode  what hops in fewer bytes, before and behind that

@@ -10,7 +10,7 @@ shards; between steps users see it as global tensors made of the same memory.
 import operator
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -204,15 +204,16 @@ def _by_device(group: dict[str, Any]) -> list[dict[str, Any]]:
 def _in_runs(group: dict[str, Any]) -> list[dict[str, Any]]:
     """A group for each run of shards that steps at once: what Adam's family makes of all of them is no more than that.
     One has to wait for more kernels, which take much longer than their launches."""
-    runs: list[list[Tensor]] = [[]]
-    size = 0
-    for shard in group["params"]:
-        if runs[-1] and size + shard.nbytes > AT_ONCE:
-            runs.append([])
+    shards: list[Tensor] = group["params"]
+    begins, size = [0], 0
+    for at, shard in enumerate(shards):
+        if size and size + shard.nbytes > AT_ONCE:
+            begins.append(at)
             size = 0
-        runs[-1].append(shard)
         size += shard.nbytes
-    return [group] if len(runs) == 1 else [{**group, "params": run} for run in runs]
+    if len(begins) == 1:
+        return [group]
+    return [{**group, "params": shards[a:b]} for a, b in pairwise([*begins, len(shards)])]
 
 
 def _take_numbers(group: dict[str, Any], part: dict[str, Any]) -> None:

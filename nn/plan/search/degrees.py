@@ -209,7 +209,7 @@ class Space:
         return "recompute" in self.seeks and bool(self.blocks)
 
     def hosts(self, before: tuple[str, ...]) -> tuple[str, ...] | None:
-        """What lies on the host where what lies there `before` is not enough; None where nothing more can."""
+        """Kinds of values on the host where those there `before` are not enough; None where nothing more can."""
         if "offload" not in self.seeks or self._says(Offload):
             return None
         could = [host for host in HOSTED if self.blocks or "saved" not in host]

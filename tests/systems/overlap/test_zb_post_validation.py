@@ -138,7 +138,7 @@ def test_the_last_stage_steps_before_the_first_has_done_its_last_backward() -> N
 def test_nothing_is_exchanged_by_all_stages(schedule: str) -> None:
     """In the synchronous step a norm goes from stage to stage before any steps, and a flag around all ranks."""
     ranks = {
-        post: {len(move.plan.ranks) for move in _moves(schedule, post) if move.op not in ("hop", "same values")}
+        post: {len(move.boxing.ranks) for move in _moves(schedule, post) if move.op not in ("hop", "same values")}
         for post in (False, True)
     }
     assert max(ranks[False]) == 6

@@ -75,7 +75,7 @@ WRONG = [
     ("pipe model.layers over pipe by terapipe, 8 micro-batches", 31, "terapipe cuts sequences into slices"),
     ("pipe model.layers over pipe by 1f1b, 8 micro-batches, 9 micro-batches", 54, "micro-batches stand twice"),
     ("recompute", 9, "expected a path, found the end of the line"),
-    ("recompute model.layers.* keep", 29, "expected an op, found the end of the line"),
+    ("recompute model.layers.* keep", 29, "expected 'every' or an op, found the end of the line"),
     ("recompute model.layers.* keep mm only gelu", 33, "keep and only stand together"),
     ("recompute model.layers.* keep mm, mm", 34, "the op 'mm' stands twice"),
     ("recompute model.layers.* without mm", 25, "expected the end of the line, 'keep' or 'only', found 'without'"),
