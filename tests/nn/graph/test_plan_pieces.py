@@ -43,7 +43,7 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def planned(model: nn.Module, samples: int, m: int, where: str, **options: Any) -> Step:
-    # fused, whose update is as short beside the sums of gradients as it was: a loop over kernels takes three times as long
+    # fused: its update is as short beside the sums of gradients as was priced here; a loop takes three times as long
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     step = flow.compile(model, loss_fn, optimizer, placement=flow.placement(where), micro_batches=m, **options)
     return step.step_for(torch.zeros(samples, 16, dtype=torch.long, device="meta"))
