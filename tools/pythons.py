@@ -58,7 +58,7 @@ def all_tried(wheel: Path, pythons: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def tried(wheel: Path, python: str, home: Path) -> str:
-    """What came of it, in a line: well, FAILED, or passed over."""
+    """The outcome in a line: well, FAILED, or passed over."""
     try:
         asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
         if asked.returncode and "No module named 'torch'" not in asked.stderr:

@@ -1,4 +1,4 @@
-"""What a newcomer does with a page: copies blocks of it into files, and types its commands."""
+"""A newcomer's desk: blocks of a page are copied into files, and its commands typed."""
 
 import os
 import re
@@ -46,7 +46,7 @@ class Page:
 
 
 def printed(block: str) -> list[str]:
-    """What a block says that it prints: its comments that begin a line."""
+    """The lines that a block says it prints: its comments that begin a line."""
     return [line.removeprefix("#").removeprefix(" ") for line in block.splitlines() if line.startswith("#")]
 
 
@@ -61,7 +61,7 @@ class Desk:
         (self.folder / name).write_text("\n".join(blocks), encoding="utf-8")
 
     def does(self, command: str, *, code: int = 0) -> str:
-        """What a command prints; it must end so."""
+        """The output of a command, which must end well."""
         process = self.begins(command)
         out, _ = process.communicate(timeout=300)
         assert process.returncode == code, f"{command}\n{out}"
