@@ -15,18 +15,8 @@ from ....sbp import Layout, State
 from ..lower.registers import Transfer
 
 __all__ = [
-    "Bucket",
-    "Flying",
-    "Shards",
-    "SumOfParts",
-    "hold",
-    "no_shards",
-    "ones",
-    "own",
-    "plain",
-    "to_holders",
-    "trimmed",
-]
+    "Bucket", "Flying", "Shards", "SumOfParts", "hold", "no_shards", "ones", "own", "plain", "to_holders", "trimmed",
+]  # fmt: skip
 
 Shards: TypeAlias = tuple[Tensor, ...]
 

@@ -204,7 +204,7 @@ def test_an_optimizer_that_no_graph_can_have(make: Any) -> None:
 
 
 def test_shards_step_in_runs_of_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Adam's family makes of all parameters of a run is no more than the run."""
+    """Adam's family makes no more of a run of parameters than the run has."""
     runs: list[list[int]] = []
 
     def told(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
