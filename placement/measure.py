@@ -23,6 +23,7 @@ from subprocess import DEVNULL, Popen
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .cluster import Cluster, preset_here
 from .compute.hosts import devices_of, unlike
@@ -41,9 +42,9 @@ __all__ = ["LinkTimes", "measure", "measure_run"]
 # Bytes of a message, how many go one behind the other in a block, and how many blocks there are, of which the fastest
 # counts, as other work on the machine only ever adds time. Messages of 32 KiB keep larger ones off a link on which one
 # takes a minute.
-SIZES = ((1024, 8, 8), (32 * 1024, 4, 3), (2**20, 3, 4), (8 * 2**20, 1, 3))
+SIZES = ((1024, 8, 16), (32 * 1024, 4, 6), (2**20, 3, 12), (8 * 2**20, 1, 12))
 ENOUGH = 0.12  # seconds of a block, that say the rate of a link without larger messages
-LONG = 1.5  # seconds of a block that is not repeated; a first one may lose packets until TCP knows the link
+LONG = 1.5  # seconds of blocks behind which none is repeated; a first one may lose packets until TCP knows the link
 BUDGET = 20.0  # seconds in all; rounds that are left then are left out
 ANSWER = 15.0  # seconds in which a peer must answer
 MEET = 60.0  # seconds in which all must have come
@@ -173,12 +174,14 @@ def _round(units: Round, rank: int, device: torch.device) -> list[tuple[float, f
     times: list[dict[int, float]] = [{} for _ in units]
     going = {*range(len(units))}
     for size, many, blocks in SIZES:
-        fastest = dict.fromkeys(going, inf)
+        fastest, in_all = dict.fromkeys(going, inf), dict.fromkeys(going, 0.0)
+        buffers = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2)]  # written: their pages are there
         for _ in range(blocks):
-            again = {at for at in going if fastest[at] == inf or fastest[at] < LONG}
-            spent = _block(peer, size, many, device) if mine in again else 0.0
+            again = {at for at in going if in_all[at] < LONG}
+            spent = _block(peer, *buffers, many) if mine in again else 0.0
             took = _most([spent if at == mine else 0.0 for at in range(len(units))])
             fastest |= {at: min(fastest[at], took[at]) for at in again}
+            in_all |= {at: in_all[at] + took[at] for at in again}
         for at in going:
             times[at][size] = fastest[at] / many
         going = {at for at in going if fastest[at] < ENOUGH}
@@ -197,10 +200,9 @@ def _telling(seconds: Mapping[int, float]) -> tuple[list[int], list[float]]:
     return [0, *sizes[1:]], [seconds[size] for size in sizes]
 
 
-def _block(peer: int, size: int, many: int, device: torch.device) -> float:
+def _block(peer: int, mine: Tensor, theirs: Tensor, many: int) -> float:
     """Seconds of so many exchanges with a peer, one behind the other."""
-    mine, theirs = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    kind = family(device.type)
+    kind = family(mine.device.type)
     start = time.perf_counter()
     for _ in range(many):
         # The receive first: Gloo says behind what it sends that it can receive, and the peer waits for that word.
