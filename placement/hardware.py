@@ -21,7 +21,9 @@ __all__ = [
     "slowest_device",
 ]
 
-RESERVED = 0.05  # share of a device's memory for its context, buffers of links, and gaps between tensors
+# Share of a device's memory for its context, buffers of links, and gaps between tensors: what torchtitan's notes tell
+# of reserved memory is 1.11 to 1.32 times what is alive by our account, in the middle 1.19 times.
+RESERVED = 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ def _round(units: Round, rank: int, device: torch.device) -> list[tuple[float, f
     going = {*range(len(units))}
     for size, many, blocks in SIZES:
         fastest, in_all = dict.fromkeys(going, inf), dict.fromkeys(going, 0.0)
-        buffers = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2)]  # written: their pages are there
+        buffers = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2)]  # their pages are there
         for _ in range(blocks):
             again = {at for at in going if in_all[at] < LONG}
             spent = _block(peer, *buffers, many) if mine in again else 0.0

@@ -29,5 +29,5 @@ def cluster_of(run: Run) -> Cluster:
     if kind == "slow memory":  # the H100 of torchtitan's notes: HBM2e, 96 GB, 500 W
         fitted = found.device.fitted
         slower = fitted and replace(fitted, attention=0.2)  # as published work has it for these cards
-        return replace(found, device=replace(found.device, memory=96e9, memory_bandwidth=2.4e12, fitted=slower))
+        return replace(found, device=replace(found.device, memory=102e9, memory_bandwidth=2.4e12, fitted=slower))
     return found

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from sbpflow.placement.hardware import RESERVED
+
 from .asked import Answer
 from .baseline import baselines
 from .chart import chart
@@ -87,10 +89,16 @@ def _memory(told: Mapping[str, Found]) -> Iterator[str]:
     """A line for each table that says what the fullest card had."""
     yield from ("", "| memory of | rows | median | most too low | most too high |", "|---|---|---|---|---|")
     for name, found in told.items():
-        errors = [answer["memory"] / row.memory - 1 for row, answer in found if row.memory]
+        errors = [_held(row, answer) / row.memory - 1 for row, answer in found if row.memory]
         if errors:
             low, high = min(*errors, 0.0), max(*errors, 0.0)
             yield f"| {name} | {len(errors)} | {_middle(errors)} | {low:+.0%} | {high:+.0%} |"
+
+
+def _held(row: Published, answer: Answer) -> float:
+    """Bytes of the fullest card: those that are alive, with the gaps between them where the table counts these too."""
+    alive = float(answer["memory"])
+    return alive / (1 - RESERVED) if row.reserved else alive
 
 
 def _middle(errors: Sequence[float]) -> str:
@@ -122,4 +130,4 @@ def _rows(found: Found) -> Iterator[str]:
         off, other = answer["seconds"] / row.seconds - 1, base[id(row)] / row.seconds - 1
         figures = f"{row.seconds:.3g} | {answer['seconds']:.3g} | {off:+.0%} | {other:+.0%}"
         took = f"{answer['processor']:.0f}"
-        yield f"| {row.name} | {figures} | {answer['memory'] / 1e9:.1f} | {held} | {row.assumed} | {took} |"
+        yield f"| {row.name} | {figures} | {_held(row, answer) / 1e9:.1f} | {held} | {row.assumed} | {took} |"

@@ -145,7 +145,7 @@ def torchtitan(line: Line) -> Iterator[Published]:
     of = replace(LLAMA[line["model"]], length=length)
     seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
     name = f"{line['model']} {line['parallelism']} {length} {line['dtype']}"
-    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30)
+    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30, reserved=True)
 
 
 def llama3(line: Line) -> Iterator[Published]:

@@ -84,5 +84,6 @@ class Published:
     run: Run
     seconds: float
     memory: float | None = None
+    reserved: bool = False  # whether that is what its allocator had reserved, and not what was alive
     assumed: str = ""  # what the table does not say
     others: tuple[Run, ...] = ()
