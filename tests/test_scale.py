@@ -14,7 +14,7 @@ from benchmarks.scale.baseline import baselines
 from benchmarks.scale.chart import chart
 from benchmarks.scale.families import loss_of, made
 from benchmarks.scale.hardware import cluster_of
-from benchmarks.scale.pairs import named
+from benchmarks.scale.pairs import named, picked
 from benchmarks.scale.plans import plan_of
 from benchmarks.scale.refit import PARTS, fitted, left_out, scaled
 from benchmarks.scale.report import report
@@ -105,6 +105,18 @@ def test_a_pair_is_of_one_model_on_as_many_cards_more_than_5_percent_apart() -> 
     # 1.0 and 1.04 are too near; 1.6 is .8 a sample, quicker than all. Told: 1.5 quicker than 1.0, and as 1.04.
     assert named(found, [1.0, 0.9, 0.9, 1.6, 1.0, 1.0]) == (3, 5)
     assert named(found, [row.seconds for row in found]) == (5, 5)
+
+
+def test_of_a_group_the_run_told_quickest_is_picked() -> None:
+    plans = [
+        Run("a100", data=4),
+        Run("a100", data=2, tensor=2, micro_batches=2),
+        Run("a100", data=2, pipe=2, samples=2),
+    ]
+    found = [_published(seconds, run) for seconds, run in zip([1.0, 1.1, 1.5, 2.0, 0.9], plans * 2, strict=False)]
+    found.append(_published(0.1, Run("a100", data=4, micro_batches=2)))  # another batch
+    assert picked(found, [3.0, 2.0, 2.5, 4.0, 3.5, 0.1]) == pytest.approx([1.1 / 0.9 - 1])
+    assert picked(found[1:], [2.0, 2.5, 4.0, 3.5, 0.1]) == []  # of four nobody picks
 
 
 def test_a_fit_finds_the_factors_that_made_its_rows() -> None:

@@ -13,7 +13,7 @@ rows -> setting -> model, plan, cluster -> asked -> report
     asked       one run in a process of its own, remembered by what it depends on; of several the quickest that fits
     baseline    one share of peak and the bubble, which is all that most tables ask for
     refit       a fit to all other tables, which has not seen this one
-    pairs       of two runs of a model, whether the quicker one is named
+    pairs       of two runs of a model, whether the quicker one is named; of many, how good the one is that is picked
     chart       predicted against published seconds, as SVG
     report      the tables
 """

@@ -62,7 +62,7 @@ def _chosen(table: str, text: str, *, quick: bool) -> list[tuple[int, Published]
     listed = [(number, row) for number, row in enumerate(rows(table)) if text in row.name]
     if quick:
         return listed[:: max(1, len(listed) // FEW)][:FEW]
-    return listed[:: max(1, len(listed) // SAMPLE)] if len(listed) > 2 * SAMPLE else listed
+    return listed[:: max(1, len(listed) // SAMPLE)] if len(listed) > 5 * SAMPLE else listed
 
 
 def _told(row: Published, answer: Answer) -> None:

@@ -8,7 +8,7 @@ from sbpflow.placement.hardware import RESERVED
 from .asked import Answer
 from .baseline import baselines
 from .chart import chart
-from .pairs import named
+from .pairs import APART, named, picked
 from .refit import Row, left_out
 from .setting import Published
 
@@ -24,6 +24,7 @@ def report(tables: Mapping[str, Found]) -> Iterator[str]:
     told = {name: found for name, found in told.items() if found}
     yield from _summary(tables, told)
     yield from _memory(told)
+    yield from _picks(told)
     for name, found in tables.items():
         yield from ("", f"**{name}**", "")
         if name in told:
@@ -93,6 +94,15 @@ def _memory(told: Mapping[str, Found]) -> Iterator[str]:
         if errors:
             low, high = min(*errors, 0.0), max(*errors, 0.0)
             yield f"| {name} | {len(errors)} | {_middle(errors)} | {low:+.0%} | {high:+.0%} |"
+
+
+def _picks(told: Mapping[str, Found]) -> Iterator[str]:
+    """A line for each table with groups of plans to pick from."""
+    yield from ("", "| picks of | groups | within 5 % of the best | worst |", "|---|---|---|---|")
+    for name, found in told.items():
+        longer = picked(_published(found), _seconds(found))
+        if longer:
+            yield f"| {name} | {len(longer)} | {sum(share <= APART for share in longer)} | {max(longer):+.1%} |"
 
 
 def _held(row: Published, answer: Answer) -> float:
