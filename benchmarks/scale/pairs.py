@@ -1,8 +1,8 @@
 """Pairs of published runs of one model: how often the quicker one is named; and groups of them: how quick is the best.
 
 Two rows of a table are compared if they train the same model on as many cards. Where their batches differ, seconds a
-sample decide. Pairs whose published figures are within 5 % are left out: two papers on one plan differ by more. Runs of one
-model, of one batch and on as many cards are a group, whatever their plans are.
+sample decide. Pairs whose published figures are within 5 % are left out: two papers on one plan differ by more. Runs of
+one model, of one batch and on as many cards are a group, whatever their plans are.
 """
 
 from collections import defaultdict
