@@ -10,7 +10,7 @@ takes was filled, and what it gives was freed.
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -28,6 +28,8 @@ __all__ = ["Ran", "Seconds", "Simulation", "simulate"]
 
 Seconds: TypeAlias = npt.NDArray[np.float64]  # of one thing, in each of many runs
 Others: TypeAlias = Callable[[str, float], Seconds]  # of a firing on a queue, which takes so long in the first
+
+Sources: TypeAlias = tuple[tuple[str, int], ...]
 
 SAME = 1e-9  # relative; what lies so near is one instant
 
@@ -57,13 +59,15 @@ class Ran:
 @dataclass(frozen=True)
 class Simulation:
     """The outcome of a simulation. `peak` is by register the most slots that were in use at once, `ends` are those of
-    the other runs that were asked for."""
+    the other runs that were asked for. Else `sources` has for each firing the registers that it took something of, and
+    the numbers of the firings that filled that; what lay there at the start is of none."""
 
     network: Network
     firings: tuple[Ran, ...]
     peak: dict[str, int]
     finished: bool
     desk: Desk = field(repr=False)
+    sources: tuple[Sources, ...] = field(default=(), repr=False)
     ends: Seconds | None = field(default=None, repr=False)
 
     @property
@@ -72,7 +76,14 @@ class Simulation:
 
     def of(self, queue: str) -> tuple[Ran, ...]:
         """The firings of a queue, in order."""
-        return tuple(ran for ran in self.firings if ran.queue == queue)
+        return self._by_queue.get(queue, ())
+
+    @cached_property
+    def _by_queue(self) -> dict[str, tuple[Ran, ...]]:
+        found: dict[str, list[Ran]] = defaultdict(list)
+        for ran in self.firings:
+            found[ran.queue].append(ran)
+        return {queue: tuple(firings) for queue, firings in found.items()}
 
     def busy(self, queue: str) -> float:
         return sum(ran.end - ran.start for ran in self.of(queue))
@@ -176,6 +187,9 @@ class _Clock:
         self.heap: list[tuple[float, int, int, Event | None, tuple[Slot, ...]]] = []
         self.order = count()
         self.ran: list[Ran] = []
+        self.sources: list[Sources] = []
+        self.under_way = [-1] * len(network.actors)  # the number of the last firing of each actor
+        self.registers = [[take.register for take in actor.takes] for actor in network.actors]
         self.unsent: list[tuple[int, tuple[Message, ...]]] = []
         self.times = [[dict(actor.times).get(case, actor.time) for case in actor.cases] for actor in network.actors]
         self.edges = [self._edges(at) for at in range(len(network.actors))]
@@ -213,7 +227,7 @@ class _Clock:
                     self.post(*self.unsent.pop(), now)
             self.begin(now)
         ends = None if self.others is None else self.others.last
-        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk, ends)
+        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk, tuple(self.sources), ends)
 
     def begin(self, now: float) -> None:
         """Start what can start."""
@@ -234,6 +248,9 @@ class _Clock:
                             what = f"{self.wiring.network.name}: {actor.name} takes {long} for {label}"
                             raise ScheduleError(f"{what}\n  times are 0 or more, and have an end")
                     if self.record:
+                        self.under_way[at] = len(self.ran)
+                        if self.others is None:
+                            self.sources.append(self._sources(at, firing))
                         self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long, more))
                 if self.others is not None:
                     self.others.fire(firing, desk.states[at].fired, long, desk.slots[at])
@@ -241,6 +258,12 @@ class _Clock:
                     if edge.high - credits > self.peak[edge.register]:
                         self.peak[edge.register] = edge.high - credits
                 heappush(self.heap, (now + long, next(self.order), at, None, ()))
+
+    def _sources(self, at: int, firing: Firing) -> Sources:
+        """Whose slots a firing has, each once."""
+        every = zip(self.registers[at], firing.held, strict=True)
+        found = [(register, slot.value) for register, slots in every for slot in slots if slot.value is not None]
+        return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
 
     def tell(self, at: int, event: Event, slots: tuple[Slot, ...] = ()) -> None:
         if slots:
@@ -263,8 +286,11 @@ class _Clock:
             event, filled = edge.end, _NONE
             if kind == "filled":
                 first = edge.first + self.desk.label(at, port) // edge.every * slots
-                event, filled = edge.filled, _numbered(first, slots)
-                filled = filled if self.others is None else self.others.filled(at, filled, edge.delay)
+                event = edge.filled
+                if self.others is not None:
+                    filled = self.others.filled(at, _numbered(first, slots), edge.delay)
+                else:
+                    filled = tuple([Slot(first + n, self.under_way[at]) for n in range(slots)])
             if edge.delay:
                 heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..protocol.simulate import Simulation
 from .partition import Partition, Ranks
-from .replay import Replay
 
 __all__ = ["Answers"]
 
@@ -30,15 +29,14 @@ class Answers:
         # By register and the firing that filled it: who took that, as a queue and the place in what it ran.
         self.taken: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(dict)
         last = [-1] * len(self.queues)
-        for n, did in enumerate(Replay(run.network, [(0, ran) for ran in run.firings]).done):
-            mine, past = self.queues[did.ran.queue], self.past[n]
+        for n, (ran, sources) in enumerate(zip(run.firings, run.sources, strict=True)):
+            mine, past = self.queues[ran.queue], self.past[n]
             if last[mine] >= 0:
                 past[:] = self.past[last[mine]]
-            for _, source in did.sources:
-                if source < n:
-                    np.maximum(past, self.past[source], out=past)
+            for _, source in sources:
+                np.maximum(past, self.past[source], out=past)
             past[mine] += 1
-            for register, source in did.sources:
+            for register, source in sources:
                 self.taken[register].setdefault(source, []).append((mine, int(past[mine])))
             self.queue.append(mine)
             last[mine] = n
@@ -75,12 +73,15 @@ class Answers:
     def under_way(self) -> dict[str, int]:
         """By register that goes to another queue, how much of what was sent is at most not known to be over."""
         found: dict[str, int] = {}
+        of_queue: dict[int, list[int]] = defaultdict(list)
+        for n, queue in enumerate(self.queue):
+            of_queue[queue].append(n)
         for register, filled in self.filled.items():
             mine = self.queue[filled[0]]
             readers = sorted({q for takers in self.taken[register].values() for q, _ in takers if q != mine})
             if readers:
                 made = set(filled)
-                firings = [n for n, queue in enumerate(self.queue) if queue == mine]
+                firings = of_queue[mine]
                 many = len(filled) // len(made)
                 put = most = 0
                 for n, over in zip(firings, self.over(register, readers, firings), strict=True):

@@ -10,9 +10,10 @@ from sbpflow.actors.runtime.answers import Answers
 from sbpflow.actors.runtime.channel import Receive, Send, TensorLink
 from sbpflow.actors.runtime.job import Job, Work
 from sbpflow.actors.runtime.partition import cut
+from sbpflow.actors.runtime.replay import Replay
 from sbpflow.actors.runtime.runtime import order_of
 from sbpflow.actors.runtime.static_order import StaticOrder
-from sbpflow.actors.schedules.pipeline import network_of
+from sbpflow.actors.schedules.pipeline import Costs, network_of
 from sbpflow.actors.schedules.published import PUBLISHED, published
 
 
@@ -48,6 +49,19 @@ def test_a_gradient_that_comes_back_says_that_its_activation_was_read() -> None:
     # Rank 1 did F0 B0 F1 B1 ..., and so the k-th gradient is behind the k-th activation and before the next.
     known = Answers(run).of(part, {"device 0": 0, "device 1": 1})
     assert known == {"from 1: dy.0": [{"to 1: x.1": k} for k in (1, 2, 3, 4)]}
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_v", "dualpipe"])
+def test_a_run_knows_whose_slots_a_firing_has_as_a_replay_finds_it(name: str) -> None:
+    schedule = published(name)
+    run = simulate(network_of(schedule, schedule.shape(4, 8), Costs(1.01, 1.3, 0.7, 0.1)))
+    found = Replay(run.network, [(0, ran) for ran in run.firings]).done
+    number = {(ran.actor, ran.case, ran.label): n for n, ran in enumerate(run.firings)}
+    of = [number[did.ran.actor, did.ran.case, did.ran.label] for did in found]  # a replay sorts by time alone
+    assert {n: {(r, of[s]) for r, s in did.sources} for n, did in zip(of, found, strict=True)} == {
+        n: set(sources) for n, sources in enumerate(run.sources)
+    }
+    assert any(run.sources)
 
 
 @pytest.mark.sampled(3)
