@@ -30,6 +30,7 @@ from benchmarks.parts.command import command_line, reported
 from benchmarks.parts.graph_models import Size, adamw, batch, loss_of, made
 from benchmarks.parts.processes import launched, worker
 from benchmarks.predicted.step_kinds import KINDS, drift, kinds_measured, kinds_predicted
+from benchmarks.scale.pairs import APART
 from sbpflow.placement.cluster import cluster
 from sbpflow.placement.device import usable_cores
 from sbpflow.placement.measure import measure
@@ -152,7 +153,8 @@ def by_kind(times: Times) -> Iterator[str]:
 
 
 def off(times: Times) -> str:
-    """The median error, and how many pairs of plans of one model on as many ranks are in the right order."""
+    """The median error, and how many pairs of plans of one model on as many ranks are in the right order, as far as
+    their clocks are apart."""
     errors = [
         abs(statistics.median(ways["predicted"]) / statistics.median(ways["clock"]) - 1) for ways in times.values()
     ]
@@ -163,8 +165,10 @@ def off(times: Times) -> str:
                 told, took = (
                     statistics.median(ways[way]) - statistics.median(theirs[way]) for way in ("predicted", "clock")
                 )
-                right, pairs = right + (told * took > 0), pairs + 1
-    return f"Off by {statistics.median(errors) * 100:.0f} % in the median; {right} of {pairs} pairs in the right order."
+                apart = abs(took) > APART * min(statistics.median(each["clock"]) for each in (ways, theirs))
+                right, pairs = right + (apart and told * took > 0), pairs + apart
+    order = f"{right} of {pairs} pairs that are more than {APART:.0%} apart are in the right order"
+    return f"Off by {statistics.median(errors) * 100:.0f} % in the median; {order}."
 
 
 if __name__ == "__main__":
