@@ -19,6 +19,7 @@ from ....sbp import Layout
 from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, tensors_in
 from ....sbp.joint.fixed import fixed_way
 from ....sbp.joint.options import way_of
+from .card_kernels import as_on_card
 from .last_used import LastUsed
 from .segments import Segment
 
@@ -147,7 +148,9 @@ class Localiser:
         known = self._calls.get((kind, rank))
         if known is None:
             way = _way(op, args, kwargs, *layouts)
-            mine = _bound(op, args, kwargs, way, Piece(rank, *layouts))
+            function, *mine = _bound(op, args, kwargs, way, Piece(rank, *layouts))
+            here = family(layouts[1][0].placement.type).here
+            mine = (function if here else as_on_card(function), *mine)
             known = self._calls[kind, rank] = (*mine, not op.round and _is_of_shapes(way))
         return known
 
