@@ -29,7 +29,7 @@ from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
 from .op_cost import option_seconds
-from .options import Cut, Reach
+from .options import Cut, Reach, result_states
 from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import plain_cuts, wishes
@@ -131,6 +131,9 @@ class _Formulation:
         self.spread: dict[tuple[int, int], Spread] = {}
         self.known, self.matrices = known.options, known.matrices
         self.states: dict[int, tuple[State, ...]] = {}
+        self.unpinned: dict[
+            int, tuple[State, ...]
+        ] = {}  # of values that are pinned, in which copies may lie all the same
         self.partial: set[int] = set()
         self.pinned = pins_by_op(logical, where.ops)
         self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}
@@ -223,7 +226,7 @@ class _Formulation:
         key = static(op, call), comes, flags, self.costs.alike(there), self.costs.rounds.times, wanted, fused
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved, asked, fused)
-        candidates, cost, back, memory, ins, outs, states, partial, apart = self.known[key]
+        candidates, cost, back, memory, ins, outs, states, unpinned, partial, apart = self.known[key]
         for slot in (k for k, n in enumerate(op.numbers) if self.demands.real_sums and n in self.begins):
             axes = self.demands.summed_over(there)
             cost = np.where([axes.isdisjoint(o.outputs[slot].grads) for o in candidates], cost, inf)
@@ -233,6 +236,8 @@ class _Formulation:
             self._uses(at, slot, number, ins[slot], op.place(slot, there))
         for slot, number in enumerate(op.numbers):
             self.states[number] = states[slot]
+            if unpinned:
+                self.unpinned[number] = unpinned[slot]
             if partial[slot]:
                 self.partial.add(number)
             self._makes(number, at, slot, outs[slot])
@@ -249,6 +254,7 @@ class _Formulation:
     ) -> tuple[Any, ...]:
         op, there = self.logical.ops[index], self.where.ops[index]
         found = options_of(op, call, reach, grads, asked)
+        unpinned = tuple(map(self._shared, result_states(found))) if index in self.pinned else ()
         if index in self.pinned:
             found = pinned(found, self.pinned[index], call, op)
         device = self.cluster(there).device_of(there)
@@ -271,13 +277,10 @@ class _Formulation:
                 memory += local_bytes(lying, tuple(y.shape), y.dtype.itemsize, call.sizes)
         ins = tuple(Lies(tuple(o.inputs[i] for o in found), ()) for i in range(len(call.inputs)))
         outs = tuple(Lies(tuple(o.outputs[i] for o in found), ()) for i in range(len(call.outputs)))
-        states = tuple(
-            self._shared(tuple(dict.fromkeys(lie.state._replace(partial=(), reduction="sum") for lie in y.each)))
-            for y in outs
-        )
+        states = tuple(map(self._shared, result_states(found)))
         partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
         both = self.costs.rounds.times * np.array([cost, back])
-        return tuple(found), *both, memory, ins, outs, states, partial, apart
+        return tuple(found), *both, memory, ins, outs, states, unpinned, partial, apart
 
     def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
         """One object for equal sets, since they are told apart by identity."""
@@ -335,7 +338,7 @@ class _Formulation:
         """Without addends it may lie in every way; addends and their gradients only as it comes."""
         grad = number in self.logical.wants_grad
         axes = [a for a, n in enumerate(there.shape) if n > 1]
-        for state in self._states_on(number, there):
+        for state in self._states_on(number, there, self.unpinned.get(number)):
             free = [a for a in axes if a not in state.split]
             for bits in range(1 << len(free) if grad else 1):
                 wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None
@@ -343,9 +346,10 @@ class _Formulation:
             return Lies((*wanted, *wanted), (), moves=(False,) * len(wanted) + (True,) * len(wanted))
         return Lies(tuple(wanted), ())
 
-    def _states_on(self, number: int, there: Placement) -> tuple[State, ...]:
-        """The states in which a value may reach another placement: those of its own that are about axes there."""
-        states = self.states[number]
+    def _states_on(self, number: int, there: Placement, every: tuple[State, ...] | None = None) -> tuple[State, ...]:
+        """The states in which a value may reach another placement: those of its own, or `every`, that are about axes
+        there."""
+        states = every or self.states[number]
         if len(self.home(number).shape) <= len(there.shape):
             return states
         key = "on", id(states), len(there.shape)

@@ -278,12 +278,12 @@ class Writer:
 
     def is_gather(self, name: str) -> bool:
         """Whether a value was gathered from pieces of a parameter, of a value made of parameters alone, such as one in
-        another dtype, or of a value that somebody wants in pieces. In pipelines the last stays gathered.
+        another dtype, or of a value that somebody wants in pieces.
 
         One that comes from another placement is not: those who have it are not there when a backward of others runs.
         """
         box = self.boxes.get(name)
-        if box is None or name in self.stay or not (box.source in self.weights or (box.again and not self.numbered)):
+        if box is None or name in self.stay or not (box.source in self.weights or box.again):
             return False
         src, dst = self.layouts[box.source], box.output.layout
         larger = src.state.split - dst.state.split
