@@ -10,7 +10,7 @@ from .setting import Run
 
 __all__ = ["cluster_of"]
 
-SLOW_LAUNCH = 20e-6  # seconds of a kernel of Megatron-DeepSpeed, run op by op
+SLOW_LAUNCH = 25e-6  # seconds of a kernel of Megatron-DeepSpeed, run op by op
 EXPOSED = (0.40, 0.23)  # shares of moves inside a node and between nodes that nothing hides, published for H100
 
 
