@@ -45,14 +45,15 @@ def asked(row: Published, number: int, longest: float = LONGEST) -> tuple[Publis
 
 
 def quickest(row: Published, answers: list[Answer]) -> tuple[Published, Answer]:
-    """The row as run in the least time of the runs that fit, and its answer."""
+    """The row as run in the least time of the runs that fit, or of all where none does, and its answer."""
     runs = (row.run, *row.others)
-    fit = [at for at, answer in enumerate(answers) if "seconds" in answer and (answer["fits"] or len(runs) == 1)]
-    best = min(fit, key=lambda at: float(answers[at]["seconds"]), default=0)
+    told = [at for at, answer in enumerate(answers) if "seconds" in answer]
+    fit = [at for at in told if answers[at]["fits"]]
+    best = min(fit or told, key=lambda at: float(answers[at]["seconds"]), default=0)
     if len(runs) == 1:
         return row, answers[best]
-    run = runs[best]
-    taken = f"{run.samples} sample{'s' * (run.samples > 1)}, v={run.chunks}, the quickest of {len(fit)} runs that fit"
+    run, many = runs[best], f"{len(fit)} runs that fit" if fit else f"{len(told)} runs, none of which is told to fit"
+    taken = f"{run.samples} sample{'s' * (run.samples > 1)}, v={run.chunks}, the quickest of {many}"
     return replace(row, run=run, assumed=f"{taken}; {row.assumed}"), answers[best]
 
 

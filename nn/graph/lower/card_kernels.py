@@ -1,7 +1,7 @@
 """Kernels of cards that are not here, for which a step is only planned: the CPU in their place would pick others.
 
-Attention whose values are narrower than its keys, as in DeepSeek, is one kernel on a card. The CPU has none for it, and
-takes products and a softmax, which hold all scores.
+Attention whose values are narrower than its keys, as in DeepSeek, is one kernel on a card, and so is a root mean square
+norm. The CPU has none for them: it takes products and a softmax, which hold all scores, or pointwise ops in float32.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 def as_on_card(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function that a card would run in the place of this one."""
-    return _attention if function is aten.scaled_dot_product_attention.default else function
+    return _STAND_INS.get(function, function)
 
 
 def _attention(
@@ -43,3 +43,34 @@ def _attention(
     kernel = aten._scaled_dot_product_efficient_attention.default
     found: Tensor = kernel(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
     return found
+
+
+class _Norm(torch.autograd.Function):
+    """A norm of which the backward reads what it was of, and the root, as the kernel's does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+        y, root = aten._fused_rms_norm.default(x, shape, weight, eps)
+        ctx.save_for_backward(x, root, *(() if weight is None else (weight,)))
+        ctx.shape = shape
+        found: Tensor = y
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, root, *weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], bool(weight) and ctx.needs_input_grad[2]]
+        given = grads[0], x, ctx.shape, root, weight[0] if weight else None
+        of_x, of_weight = aten._fused_rms_norm_backward.default(*given, wanted)
+        return of_x, None, of_weight if wanted[1] else None, None
+
+
+def _norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    found: Tensor = _Norm.apply(x, shape, weight, eps)
+    return found
+
+
+_STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.rms_norm.default: _norm,
+}
