@@ -68,7 +68,7 @@ def test_the_planner_says_how_many_ranks_it_takes_at_least() -> None:
     with torch.device("meta"):
         model, x = nn.Linear(1024, 1024, bias=False), torch.empty(8, 1024)
     known = flow.cluster("h100x8")
-    small = replace(known, device=replace(known.device, memory=3e6))
+    small = replace(known, device=replace(known.device, memory=3.36e6))
     with pytest.raises(NothingFits, match="take 3 ranks at least, and 6 unless states are on the host"):
         flow.find_plan(model, x, plan="grid cuda (data=2)", cluster=small)
 
