@@ -344,14 +344,16 @@ class _Formulation:
         return Lies(tuple(wanted), ())
 
     def _states_on(self, number: int, there: Placement) -> tuple[State, ...]:
-        """The states in which a value may reach another placement: those of its own that are about axes there."""
-        states = self.states[number]
-        if len(self.home(number).shape) <= len(there.shape):
+        """The states in which a value may reach another placement: those of its own that are about axes there, or about
+        all axes that one there has merged."""
+        states, shape = self.states[number], self.home(number).shape
+        if len(shape) <= len(there.shape):
             return states
-        key = "on", id(states), len(there.shape)
+        key = "on", id(states), shape, there.shape
         if key not in self.known:
             axes = set(range(len(there.shape)))
             fits = [state for state in states if axes.issuperset(state.split)]
+            fits += filter(None, (state.merged(shape, there.shape) for state in states))
             self.known[key] = states, tuple(dict.fromkeys([*fits, State(((),) * len(states[0].dims))]))
         found: tuple[State, ...] = self.known[key][1]
         return found

@@ -170,7 +170,7 @@ class Seeking:
         good = [replace(at, again=NONE) for at in self.ranked() if at.again and self.fits(self.found[at])]
         for at in [*dict.fromkeys(good)][:PARTLY_TRIED]:
             partly = replace(at, again=PARTLY)
-            self.add([partly])
+            self.add([at, partly])  # under a schedule beside the first one that of none may not be estimated yet
             if partly in self.found and self.found[partly].memory < self.found[at].memory:
                 self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
 
