@@ -157,7 +157,7 @@ class Axis:
 
         `op` is an op of torch or one of yours, such as `torch.ops.mylib.part.default`; on other axes its rule counts.
         Calls of one round run together, and the moves for the next go on meanwhile. Without `grad` no gradient flows.
-        A `nested` call may be of pieces of the same dims that other axes cut, where it does to each what it does to all.
+        A `nested` call may be of pieces of the same dims that other axes cut: it does to each what it does to all.
         """
         overload = getattr(op, "default", None) if isinstance(op, torch._ops.OpOverloadPacket) else op
         if not isinstance(overload, torch._ops.OpOverload):

@@ -62,6 +62,15 @@ class LayerFigures:
         """Those of so many layers."""
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
+    def mixed(self, other: "LayerFigures", many: int, layers: int) -> "LayerFigures":
+        """Those of a stage of which so many of its layers are as in another; never less than either has least of."""
+        if not many:
+            return self
+        here = {f.name: getattr(self, f.name) for f in fields(self)}
+        both = {name: x + (getattr(other, name) - x) * many / layers for name, x in here.items()}
+        both |= {name: int(both[name]) for name, x in here.items() if isinstance(x, int)}
+        return LayerFigures(**{**both, **{name: max(here[name], getattr(other, name)) for name in ALIKE}})
+
     def gathered(self, over: int) -> "LayerFigures":
         """The same where so many ranks do not share states and the update between them."""
         return replace(self, states=over * self.states, update=over * self.update)
@@ -83,12 +92,12 @@ class LayerFigures:
 
 class StageFigures(NamedTuple):
     """Those of a layer with all that is before it, of one between, and of one with all behind it. Of all layers a
-    `share` may be of another kind, and these take as `other` says."""
+    `share` may be of another kind, of which stages take as `other` says."""
 
     first: LayerFigures
     middle: LayerFigures
     last: LayerFigures
-    other: LayerFigures | None = None
+    other: "StageFigures | None" = None
     share: float = 0.0
 
     @classmethod
@@ -110,19 +119,19 @@ class StageFigures(NamedTuple):
 
     def mixed(self, other: "StageFigures", share: float) -> "StageFigures":
         """Those where a share of the layers is as others are."""
-        return self._replace(other=other.middle, share=share) if share else self
+        return self._replace(other=other, share=share) if share else self
 
     def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
         """A stage of so many layers. One with both ends has what is in neither once."""
         if self.other is not None:
             many = round(self.share * layers)
-            mine = self._replace(other=None).stage(layers, first=first, last=last)
-            both = mine + self.middle.times(-many) + self.other.times(many)
-            if not (first and last):
+            mine, theirs = (of.stage(layers, first=first, last=last) for of in (self._replace(other=None), self.other))
+            both = mine.mixed(theirs, many, layers)
+            if not (first and last and many):
                 return both
             # In a backward those of the other kind come last: they are the first layers.
             freed = (layers - many) * self.middle.kept
-            return replace(both, passing=max(mine.passing, self.other.passing - freed))
+            return replace(both, passing=max(mine.passing, self.other.middle.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)
         if first or last:

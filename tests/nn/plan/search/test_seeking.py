@@ -358,7 +358,7 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        few = seeking.short.figures_of(1, 2, NONE, 4, 1)  # of half as many samples, which are captured anew
+        few = seeking.short.figures_of(1, 2, NONE, 4, 4)  # of half as many samples, which are captured anew
     assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
