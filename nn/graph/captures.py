@@ -30,11 +30,12 @@ class Captures:
     """The captures of one build for arguments of one kind, on one cluster. Modules change meanwhile in nothing but
     their notes.
 
-    The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out."""
+    The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out, also for
+    other steps on that cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownOptions | None = None) -> None:
         self.enough = inf
-        self.known = KnownOptions()
+        self.known = known or KnownOptions()
         self.made: list[tuple[Any, Placement | None, Logical, Passes]] = []
 
     def of(self, passes: Passes, call: StepCall) -> Logical:

@@ -166,7 +166,8 @@ class _Formulation:
         for index, (call, _, numbers) in enumerate(calls):
             self._op(index, call, [plain_cuts(wished.get(n, {})) for n in numbers])
         self._ends()
-        tied, block = ties(self.logical, [(n.kind, n.index, self._like(n)) for n in self.nodes], self.producers)
+        kinds = [(n.kind, n.index, id(n.candidates), self._stage(n)) for n in self.nodes]
+        tied, block = ties(self.logical, kinds, self.producers, short=self.demands.sharded)
         problem = Problem(
             tuple(n.cost for n in self.nodes),
             tuple(self.edges),
@@ -179,10 +180,9 @@ class _Formulation:
         ends = tuple(self.tensors), self.costs
         return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread, *ends)
 
-    def _like(self, node: ChoiceNode) -> tuple[int, Placement | None]:
-        """Marks of equal nodes of one stage: those of equal stages share candidates, and may yet choose apart."""
+    def _stage(self, node: ChoiceNode) -> Placement | None:
         homes = {"source": self.where.sources, "op": self.where.ops}
-        return id(node.candidates), homes[node.kind][node.index] if node.kind in homes else None
+        return homes[node.kind][node.index] if node.kind in homes else None
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]

@@ -219,10 +219,14 @@ class Seeking:
         return known.seconds + share * RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
-        yield of
-        if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
-            yield replace(of, spread=True)
-        yield from (replace(of, expert=size) for size in self.space.expert_sizes(of))
+        """A choice with its experts on each rank or shared, and weights whole or in pieces. Where they could be shared,
+        they are so beyond a node: else the ranks of many nodes would sort tokens together."""
+        shared = [replace(of, expert=size) for size in self.space.expert_sizes(of)]
+        if of.data * of.tensor <= self.space.node or not any(map(self.short.of, shared)):
+            yield of
+            if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
+                yield replace(of, spread=True)
+        yield from shared
 
     def add(self, choices: Iterable[Degrees]) -> None:
         for at in choices:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....placement import Cluster, default_cluster, use_cluster
+from ....sbp.joint.known_options import KnownOptions
 from ...graph.captures import Captures
 from ...graph.step import Step
 from ..check import Loss, arguments, planned_step, samples_of
@@ -131,6 +132,7 @@ class ShortModels:
         self.space, self.batch, self.told, self.loss_fn = space, batch, told, loss_fn
         self.few = [*shorter_models(model, space.lists, space.count)] if space.count > LAYERS else []
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
+        self.known = KnownOptions()
         self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
         self.figures: dict[Kind, StageFigures | None] = {}
 
@@ -199,7 +201,7 @@ class ShortModels:
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
             ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((many, which), Captures()),
+            captures=self.captures.setdefault((many, which), Captures(self.known)),
         )
 
 

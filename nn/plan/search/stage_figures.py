@@ -18,6 +18,7 @@ __all__ = ["FEWER", "LAYERS", "LayerFigures", "StageFigures"]
 
 LAYERS, FEWER = 3, 2
 ALIKE = ("passing", "moment", "hop")  # of several layers as of that with most
+TINY = 1e-9  # of a layer, by which a share of several may be rounded
 PARTS = ("forward", "backward", "weight", "exchange")
 
 
@@ -62,13 +63,17 @@ class LayerFigures:
         """Those of so many layers."""
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
-    def mixed(self, other: "LayerFigures", many: int, layers: int) -> "LayerFigures":
-        """Those of a stage of which so many of its layers are as in another; never less than either has least of."""
-        if not many:
-            return self
+    def mixed(self, other: "LayerFigures", share: float, layers: int) -> "LayerFigures":
+        """Those of a stage of so many layers, of which a share is as in another: its seconds are those of the mean stage,
+        and its bytes those of the first, which has the most micro-batches and so many of the others as are whole."""
         here = {f.name: getattr(self, f.name) for f in fields(self)}
-        both = {name: x + (getattr(other, name) - x) * many / layers for name, x in here.items()}
-        both |= {name: int(both[name]) for name, x in here.items() if isinstance(x, int)}
+        whole = int(share * layers + TINY) / layers
+        both = {
+            name: x + int((getattr(other, name) - x) * whole)
+            if isinstance(x, int)
+            else x + (getattr(other, name) - x) * share
+            for name, x in here.items()
+        }
         return LayerFigures(**{**both, **{name: max(here[name], getattr(other, name)) for name in ALIKE}})
 
     def gathered(self, over: int) -> "LayerFigures":
@@ -124,13 +129,12 @@ class StageFigures(NamedTuple):
     def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
         """A stage of so many layers. One with both ends has what is in neither once."""
         if self.other is not None:
-            many = round(self.share * layers)
             mine, theirs = (of.stage(layers, first=first, last=last) for of in (self._replace(other=None), self.other))
-            both = mine.mixed(theirs, many, layers)
-            if not (first and last and many):
+            both = mine.mixed(theirs, self.share, layers)
+            if not (first and last):
                 return both
             # In a backward those of the other kind come last: they are the first layers.
-            freed = (layers - many) * self.middle.kept
+            freed = round((1 - self.share) * layers) * self.middle.kept
             return replace(both, passing=max(mine.passing, self.other.middle.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)
