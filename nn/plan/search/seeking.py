@@ -54,7 +54,15 @@ class Seeking:
         optimizers: list[Optimizer],
     ) -> None:
         self.trying, self.told, self.limit = trying, told, trying.limit
-        self.short = ShortModels(space, trying.model, trying.batch, told, loss_fn=loss_fn, optimizers=optimizers)
+        self.short = ShortModels(
+            space,
+            trying.model,
+            trying.batch,
+            told,
+            loss_fn=loss_fn,
+            optimizers=optimizers,
+            whole=trying.captures,
+        )
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated

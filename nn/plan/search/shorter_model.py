@@ -117,7 +117,8 @@ def rows(batch: Any, n: int) -> Any:
 
 
 class ShortModels:
-    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once."""
+    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once. `whole`
+    are the captures of all its layers."""
 
     def __init__(
         self,
@@ -128,8 +129,9 @@ class ShortModels:
         *,
         loss_fn: Loss | None,
         optimizers: list[Optimizer],
+        whole: Captures,
     ) -> None:
-        self.space, self.batch, self.told, self.loss_fn = space, batch, told, loss_fn
+        self.space, self.batch, self.told, self.loss_fn, self.whole = space, batch, told, loss_fn, whole
         self.few = [*shorter_models(model, space.lists, space.count)] if space.count > LAYERS else []
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
         self.known = KnownOptions()
@@ -201,7 +203,7 @@ class ShortModels:
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
             ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((many, which), Captures(self.known)),
+            captures=self.captures.setdefault((many, which), Captures(self.whole, self.known)),
         )
 
 

@@ -64,17 +64,16 @@ class LayerFigures:
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
     def mixed(self, other: "LayerFigures", share: float, layers: int) -> "LayerFigures":
-        """Those of a stage of so many layers, of which a share is as in another: its seconds are those of the mean stage,
-        and its bytes those of the first, which has the most micro-batches and so many of the others as are whole."""
+        """Those of a stage of so many layers, of which a share is as in another. Seconds are those of the mean stage;
+        bytes those of the first, which has the most micro-batches, and of such a share no more than whole layers."""
         here = {f.name: getattr(self, f.name) for f in fields(self)}
         whole = int(share * layers + TINY) / layers
+        more = {name: getattr(other, name) - x for name, x in here.items()}
         both = {
-            name: x + int((getattr(other, name) - x) * whole)
-            if isinstance(x, int)
-            else x + (getattr(other, name) - x) * share
+            name: x + (int(more[name] * whole) if isinstance(x, int) else more[name] * share)
             for name, x in here.items()
         }
-        return LayerFigures(**{**both, **{name: max(here[name], getattr(other, name)) for name in ALIKE}})
+        return LayerFigures(**{**both, **{name: max(here[name], here[name] + more[name]) for name in ALIKE}})
 
     def gathered(self, over: int) -> "LayerFigures":
         """The same where so many ranks do not share states and the update between them."""

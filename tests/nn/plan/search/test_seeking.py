@@ -98,9 +98,9 @@ def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.Mo
     captured: list[str] = []
     capture = Passes.captured
 
-    def counted(self: Passes, call: StepCall) -> Logical:
+    def counted(self: Passes, call: StepCall, *, watched: bool = False) -> Logical:
         captured.append(self.name)
-        return capture(self, call)
+        return capture(self, call, watched=watched)
 
     monkeypatch.setattr(Passes, "captured", counted)
     model, tokens = made()
