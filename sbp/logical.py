@@ -106,7 +106,8 @@ class Fixed:
     """The signature of a call on the axes of its round, as a composite says it; on others it is chosen.
 
     Each tensor has an entry for each of these axes. Inputs lie so once they were sent on: `turns`, one for each. Of
-    those with a number in `shares` only filled rows are sent, and that part of all is expected to be.
+    those with a number in `shares` only filled rows are sent, and that part of all is expected to be. Where it is
+    `nested`, others may cut the same dims: each of their pieces is dealt with as the whole would be.
     """
 
     inputs: tuple[tuple[Sbp | Stripes | Seen, ...], ...]
@@ -114,6 +115,7 @@ class Fixed:
     turns: tuple[AxisTurn | AxisSwap | None, ...]
     round: Round
     shares: tuple[float | None, ...] = ()
+    nested: bool = False
 
     def place(self, slot: int, where: Placement) -> Placement:
         """The placement of an input of a call that runs at `where`."""

@@ -29,8 +29,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from .signature import B, P, Reduction, S, Sbp
 
 __all__ = [
-    "Border", "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "nth_part",
-    "overlap", "pieces", "spans", "state_of", "trim",
+    "Border", "Factors", "Lie", "Runs", "Spans", "State", "Window", "drop", "extent", "fill", "local_numel", "merged",
+    "nth_part", "overlap", "pieces", "spans", "state_of", "trim",
 ]  # fmt: skip
 
 Factors: TypeAlias = tuple[int, ...]
@@ -125,6 +125,12 @@ class State(NamedTuple):
         """Whether pieces that overlap are addends there."""
         return any(window is not None and window.adds for window in self.windows)
 
+    def merged(self, here: tuple[int, ...], there: tuple[int, ...]) -> "State | None":
+        """The same pieces on a grid of the same ranks with fewer axes; None where these cannot say it."""
+        dims = [merged(factors, here, there) for factors in self.dims]
+        known = [factors for factors in dims if factors is not None]
+        return State(tuple(known)) if len(known) == len(dims) and not (self.partial or self.windows) else None
+
     @property
     def seen_over(self) -> tuple[int, ...]:
         """The axes that cut dims of which ranks hold what their windows see."""
@@ -199,6 +205,31 @@ def trim(factors: Factors) -> Factors:
     while end and factors[end - 1] < 0:
         end -= 1
     return factors[:end]
+
+
+def merged(factors: Factors, here: tuple[int, ...], there: tuple[int, ...]) -> Factors | None:
+    """The same cuts on a grid of the same ranks with fewer axes, each of which has those of some neighbours; None where
+    only a part of these cuts.
+
+    >>> merged((0, 1), (2, 4), (8,)), merged((2, 0, 1), (2, 4, 3), (8, 3)), merged((1,), (2, 4), (8,))
+    ((0,), (1, 0), None)
+    """
+    groups, end = list[Factors](), 0
+    for size in there:
+        first, many = end, 1
+        while many < size and end < len(here):
+            many, end = many * here[end], end + 1
+        if many != size:
+            return None
+        groups.append(tuple(range(first, end)))
+    found, left = list[int](), factors
+    while left:
+        axis = next((axis for axis, group in enumerate(groups) if group and left[: len(group)] == group), None)
+        if axis is None and left[0] >= 0:
+            return None
+        found.append(left[0] if axis is None else axis)
+        left = left[1 if axis is None else len(groups[axis]) :]
+    return tuple(found)
 
 
 def fill(factors: Factors, axis: int, sizes: tuple[int, ...]) -> list[Factors]:

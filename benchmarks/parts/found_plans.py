@@ -13,7 +13,6 @@ CLUSTERS = ("h100x8", "h100x8*2", "h100x8*16", "h100x8*128")
 MODELS = ("gpt2-medium", "llama-7b", "mixtral-8x7b", "t5-large")
 CASES = [(model, cluster, 0) for cluster in CLUSTERS for model in MODELS] + [("llama-7b", "h100x8", 60)]
 COLUMNS = ("model", "cluster", "limit, GiB", "processor s", "wall s", "process GiB", "plans", "step", "gap", "answer")
-SEEK = "seek pipe, data, tensor, expert, micro-batches, schedule, recompute"
 CAST = "cast ** to bf16\ncast {grads,states} ** to fp32"
 DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batch
     ("llama-3-8b", 8, 64),
@@ -21,8 +20,10 @@ DEGREES: tuple[tuple[str, int, int], ...] = (  # model, cards, samples of a batc
     ("vit-huge", 8, 128),
     ("vit-huge", 64, 1024),
     ("t5-large", 8, 128),
+    ("t5-large", 64, 1024),
     ("llama-3-405b", 16384, 2048),
     ("gpt-3-175b", 1024, 1536),
+    ("mixtral-8x7b", 8, 64),
     ("mixtral-8x7b", 64, 512),
     ("qwen3-30b-a3b", 8, 64),
     ("qwen3-30b-a3b", 64, 512),
@@ -156,11 +157,14 @@ def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
 def _found_degrees(name: str, cards: int, samples: int) -> tuple[str, ...]:
     import sbpflow as flow
     from sbpflow.boxing.figures import duration
+    from sbpflow.nn.plan.search.degrees import THINGS
 
     model, batch, loss = _model(name, samples)
     cluster = f"h100x8*{cards // 8}"
     start, wall = time.process_time(), time.perf_counter()
-    found = flow.find_plan(model, batch, plan=f"{CAST}\n{SEEK}", cluster=cluster, ranks=cards, loss_fn=loss)
+    found = flow.find_plan(
+        model, batch, plan=f"{CAST}\nseek {', '.join(THINGS)}", cluster=cluster, ranks=cards, loss_fn=loss
+    )
     spent, passed = time.process_time() - start, time.perf_counter() - wall
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     other = ""

@@ -150,11 +150,14 @@ class Axis:
         self._fresh, self._use, self._pins, self._lies, self._made = fresh, use, pins, lies, made
         self.calls: list[LogicalOp] = []
 
-    def run(self, op: Any, *args: Any, gives: Any, round: int = 0, grad: bool = True, **kwargs: Any) -> Any:
+    def run(
+        self, op: Any, *args: Any, gives: Any, round: int = 0, grad: bool = True, nested: bool = False, **kwargs: Any
+    ) -> Any:
         """A call that each rank makes of what it has of its inputs, and how its results lie on the axis.
 
         `op` is an op of torch or one of yours, such as `torch.ops.mylib.part.default`; on other axes its rule counts.
         Calls of one round run together, and the moves for the next go on meanwhile. Without `grad` no gradient flows.
+        A `nested` call may be of pieces of the same dims that other axes cut: it does to each what it does to all.
         """
         overload = getattr(op, "default", None) if isinstance(op, torch._ops.OpOverloadPacket) else op
         if not isinstance(overload, torch._ops.OpOverload):
@@ -177,6 +180,7 @@ class Axis:
             tuple(self._turn(x.turn) for x in inputs),
             Round(tuple(axis.at for axis in self.axes), round),
             tuple(x.share for x in inputs) if any(x.share for x in inputs) else (),
+            nested,
         )
         slots = {(x.number, x.sbp, x.turn): slot for slot, x in reversed(list(enumerate(inputs)))}
         args, kwargs = mapped((args, kwargs), HeldIndices, lambda of: self._slot(of, slots))

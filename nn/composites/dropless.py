@@ -32,12 +32,13 @@ def dropless(axis: Axis, *given: Any) -> AxisValue:
     ranks, choices, tokens = axis.size, chosen.shape[-1], S(0)
     expected = min(1.0, choices / ranks)  # the share of a rank's tokens that go to one other at equal load
     theirs, sizes = chosen.lying(tokens), (stacks[0].shape[0], ranks)
-    leaving = axis.run(for_ranks, x.lying(tokens), theirs, *sizes, gives=S(1))
+    leaving = axis.run(for_ranks, x.lying(tokens), theirs, *sizes, gives=S(1), nested=True)  # tokens of other axes too
     mine = [w.lying(S(0)) for w in stacks]
     sent = leaving.lying(S(0)).filled(expected), chosen.lying(B), share.lying(B)
     common = [w.lying(B) for w in shared]
     made = axis.run(experts_part, *sent, mine, common, mine[0].indices(0), code, gives=S(0), round=1)
-    out: AxisValue = axis.run(from_ranks, made.lying(S(1)).filled(expected), theirs, *sizes, gives=tokens, round=2)
+    back = made.lying(S(1)).filled(expected)
+    out: AxisValue = axis.run(from_ranks, back, theirs, *sizes, gives=tokens, round=2, nested=True)
     return out
 
 

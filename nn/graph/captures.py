@@ -30,11 +30,14 @@ class Captures:
     """The captures of one build for arguments of one kind, on one cluster. Modules change meanwhile in nothing but
     their notes.
 
-    The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out."""
+    The best of plans that take `enough` seconds is not looked for; `known` is what choosing has worked out, also for
+    other steps on that cluster. What a program asks of clocks is looked for in the `first` of its captures alone, whose
+    others may have other arguments or fewer layers: seeing it takes as long as a capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: "Captures | None" = None, known: KnownOptions | None = None) -> None:
+        self.first, self.watched = first or self, False
         self.enough = inf
-        self.known = KnownOptions()
+        self.known = known or KnownOptions()
         self.made: list[tuple[Any, Placement | None, Logical, Passes]] = []
 
     def of(self, passes: Passes, call: StepCall) -> Logical:
@@ -42,7 +45,8 @@ class Captures:
         key = _noted(passes.modules), passes.device, passes.learns, passes.options.piped, passes.scale
         found = next((each for each in self.made if each[0] == key and each[1] in (None, passes.rest)), None)
         if found is None:
-            logical = passes.captured(call)
+            logical = passes.captured(call, watched=self.first.watched)
+            self.first.watched = True
             placed = any(op.placement is not None for op in logical.ops)
             self.made.append((key, passes.rest if placed else None, logical, passes))
             return logical

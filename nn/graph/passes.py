@@ -144,8 +144,8 @@ class Passes:
         kinds = {self.rest.type} if self.rest else {each.type for each in placement_of(self.modules).values()}
         return kinds.pop() if len(kinds) == 1 else "cpu"
 
-    def captured(self, call: StepCall) -> Logical:
-        """The computation of a call."""
+    def captured(self, call: StepCall, *, watched: bool = False) -> Logical:
+        """The computation of a call; where the program was `watched` before, clocks that it asks are not looked for."""
         refuse_eights(self.modules, self.rest)
         owner = getattr(call.build, "__self__", None)
         reach, lacked = around(owner, self.modules), set[tuple[int, str]]()
@@ -163,7 +163,7 @@ class Passes:
                     placement=self.rest,
                     samples_apart=self.options.piped,
                     scale=None if self.scale is None else self.scale.tensor,
-                    clocks=reach.clocks,
+                    clocks=reach.clocks and not watched,
                     lacked=lacked,
                 )
             except RuntimeError as error:

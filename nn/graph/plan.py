@@ -124,7 +124,7 @@ def plan_step(
     logical = passes.placed(logical, balance.moved)
     pieces = None
     if batch is not None:
-        pieces = plan_pieces(passes, call, batch, logical, balance.moved)
+        pieces = plan_pieces(passes, call, batch, logical, balance.moved, shared.known)
         logical, decided, graph = pieces.first.micro.logical, pieces.first.decided, pieces.first.graph
     else:
         decided = _straight(passes, call, logical, shared, alone=captures is None)

@@ -50,9 +50,12 @@ __all__ = ["plan_pieces"]
 TURNS = 4  # of choosing again where a limit of memory is not kept
 
 
-def plan_pieces(passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves) -> Pieces:
-    """The plan for a batch, of which `step` is captured, where some layers are moved to other stages."""
-    choose, limit = _Planner(passes, call, batch, step, moved).chosen, passes.options.memory
+def plan_pieces(
+    passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves, known: KnownOptions
+) -> Pieces:
+    """The plan for a batch, of which `step` is captured, where some layers are moved to other stages; `known` is of
+    others on this cluster."""
+    choose, limit = _Planner(passes, call, batch, step, moved, known).chosen, passes.options.memory
     return choose(None) if limit is None else _fitted(choose, limit, passes.states)
 
 
@@ -79,7 +82,9 @@ def _fitted(choose: Callable[[float], Pieces], limit: float, states: int) -> Pie
 class _Planner:
     """The pieces of one batch in the making: each update is captured once, however often it is chosen."""
 
-    def __init__(self, passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves) -> None:
+    def __init__(
+        self, passes: Passes, call: StepCall, batch: Batch, step: Logical, moved: LayerMoves, known: KnownOptions
+    ) -> None:
         self.passes, self.call, self.batch = passes, call, batch
         self.inputs, self.moved = batch.lying(call.inputs), moved
         self.schedule = passes.options.policy
@@ -91,7 +96,7 @@ class _Planner:
             _tell_samples(error, call.inputs)
             raise
         self.streams = bool(self.whole.logical.losses) and not self.schedule.synchronous
-        self.known = KnownOptions()
+        self.known = known
         self.micros: dict[Runs, list[Micro]] = {}  # of an update, by how it is cut
 
     def along(self, step: Logical) -> Along:

@@ -46,7 +46,8 @@ def asked_cuts(
 def fixed_options(
     call: Call, reach: Sequence[Reach], grads: Sequence[bool], fixed: Fixed, asked: Sequence[Collection[Cut]] = ()
 ) -> list[Option]:
-    """Every option of a call; one that cuts a dim on another axis too, which the composite cuts, is none."""
+    """Every option of a call. One that cuts a dim on another axis too, which the composite cuts, is none, unless it is
+    nested: then pieces of these other axes are cut once more."""
     axes = frozenset(a for a in fixed.round.axes if call.sizes[a] > 1)
     if not axes:
         return options(call, reach, grads, asked)
@@ -72,7 +73,7 @@ def _on_axes(call: Call, found: Sequence[Option], fixed: Fixed, axes: frozenset[
     tensors = (*call.inputs, *call.outputs)
     for option in found:
         lies = (*option.inputs, *option.outputs)
-        if not all(_goes_with(lie.state, each) for lie, each in zip(lies, said, strict=True)):
+        if not all(_goes_with(lie.state, each, fixed.nested) for lie, each in zip(lies, said, strict=True)):
             continue
         made = [
             _lie(lie, each, active if x.dtype.is_floating_point or x.dtype.is_complex else frozenset())
@@ -88,9 +89,11 @@ def _said(fixed: Fixed, entries: Sequence[FixedEntry], axes: frozenset[int]) -> 
     return tuple(sorted((pair for pair in pairs if pair[0] in axes), key=lambda pair: pair[0]))
 
 
-def _goes_with(state: State, said: FixedEntries) -> bool:
-    """Whether the choice on the other axes leaves alone the dims that are cut here, and adds up in the same way."""
-    cut = any(isinstance(entry, Split | Stripes | Seen) and state.dims[entry.dim] for _, entry in said)
+def _goes_with(state: State, said: FixedEntries, nested: bool) -> bool:
+    """Whether the choice on the other axes leaves alone the dims that are cut here, or is one to cut further, and adds
+    up in the same way."""
+    apart = Stripes | Seen if nested else Split | Stripes | Seen
+    cut = any(isinstance(entry, apart) and state.dims[entry.dim] for _, entry in said)
     kinds = {entry.reduction for _, entry in said if isinstance(entry, Partial)}
     return not cut and len(kinds | ({state.reduction} if state.partial else set())) < 2
 

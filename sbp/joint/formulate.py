@@ -169,7 +169,8 @@ class _Formulation:
         for index, (call, _, numbers) in enumerate(calls):
             self._op(index, call, [plain_cuts(wished.get(n, {})) for n in numbers])
         self._ends()
-        tied, block = ties(self.logical, [(n.kind, n.index, self._like(n)) for n in self.nodes], self.producers)
+        kinds = [(n.kind, n.index, id(n.candidates), self._stage(n)) for n in self.nodes]
+        tied, block = ties(self.logical, kinds, self.producers, short=self.demands.sharded)
         problem = Problem(
             tuple(n.cost for n in self.nodes),
             tuple(self.edges),
@@ -182,10 +183,9 @@ class _Formulation:
         ends = tuple(self.tensors), self.costs
         return Formulated(problem, tuple(self.nodes), homes, self.producers, self.spread, *ends)
 
-    def _like(self, node: ChoiceNode) -> tuple[int, Placement | None]:
-        """Marks of equal nodes of one stage: those of equal stages share candidates, and may yet choose apart."""
+    def _stage(self, node: ChoiceNode) -> Placement | None:
         homes = {"source": self.where.sources, "op": self.where.ops}
-        return id(node.candidates), homes[node.kind][node.index] if node.kind in homes else None
+        return homes[node.kind][node.index] if node.kind in homes else None
 
     def _source(self, number: int, wished: Mapping[tuple[int, Factors], None]) -> None:
         source, there = self.logical.sources[number], self.where.sources[number]
@@ -348,14 +348,15 @@ class _Formulation:
 
     def _states_on(self, number: int, there: Placement, every: tuple[State, ...] | None = None) -> tuple[State, ...]:
         """The states in which a value may reach another placement: those of its own, or `every`, that are about axes
-        there."""
-        states = every or self.states[number]
-        if len(self.home(number).shape) <= len(there.shape):
+        there, or about all axes that one there has merged."""
+        states, shape = every or self.states[number], self.home(number).shape
+        if len(shape) <= len(there.shape):
             return states
-        key = "on", id(states), len(there.shape)
+        key = "on", id(states), shape, there.shape
         if key not in self.known:
             axes = set(range(len(there.shape)))
             fits = [state for state in states if axes.issuperset(state.split)]
+            fits += filter(None, (state.merged(shape, there.shape) for state in states))
             self.known[key] = states, tuple(dict.fromkeys([*fits, State(((),) * len(states[0].dims))]))
         found: tuple[State, ...] = self.known[key][1]
         return found

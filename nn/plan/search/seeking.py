@@ -54,7 +54,15 @@ class Seeking:
         optimizers: list[Optimizer],
     ) -> None:
         self.trying, self.told, self.limit = trying, told, trying.limit
-        self.short = ShortModels(space, trying.model, trying.batch, told, loss_fn=loss_fn, optimizers=optimizers)
+        self.short = ShortModels(
+            space,
+            trying.model,
+            trying.batch,
+            told,
+            loss_fn=loss_fn,
+            optimizers=optimizers,
+            whole=trying.captures,
+        )
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated
@@ -170,7 +178,7 @@ class Seeking:
         good = [replace(at, again=NONE) for at in self.ranked() if at.again and self.fits(self.found[at])]
         for at in [*dict.fromkeys(good)][:PARTLY_TRIED]:
             partly = replace(at, again=PARTLY)
-            self.add([partly])
+            self.add([at, partly])  # under a schedule beside the first one that of none may not be estimated yet
             if partly in self.found and self.found[partly].memory < self.found[at].memory:
                 self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
 
@@ -219,10 +227,14 @@ class Seeking:
         return known.seconds + share * RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
-        yield of
-        if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
-            yield replace(of, spread=True)
-        yield from (replace(of, expert=size) for size in self.space.expert_sizes(of))
+        """A choice with its experts on each rank or shared, and weights whole or in pieces. Where they could be shared,
+        they are so beyond a node: else the ranks of many nodes would sort tokens together."""
+        shared = [replace(of, expert=size) for size in self.space.expert_sizes(of)]
+        if of.data * of.tensor <= self.space.node or not any(map(self.short.of, shared)):
+            yield of
+            if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
+                yield replace(of, spread=True)
+        yield from shared
 
     def add(self, choices: Iterable[Degrees]) -> None:
         for at in choices:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....placement import Cluster, default_cluster, use_cluster
+from ....sbp.joint.known_options import KnownOptions
 from ...graph.captures import Captures
 from ...graph.step import Step
 from ..check import Loss, arguments, planned_step, samples_of
@@ -24,8 +25,8 @@ __all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"
 
 Told = Callable[[str], object]
 PARTS = 32  # micro-batches of a plan of few layers at most: what is moved once a step is cheap where they are many
-# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `expert` and of `context`, the host
-Kind = tuple[int, int, BlocksAgain, int, int, tuple[str, ...]]
+# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `data`, `expert`, `context`, the host
+Kind = tuple[int, int, BlocksAgain, int, int, int, tuple[str, ...]]
 
 
 def shorter(model: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
@@ -116,7 +117,8 @@ def rows(batch: Any, n: int) -> Any:
 
 
 class ShortModels:
-    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once."""
+    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once. `whole`
+    are the captures of all its layers."""
 
     def __init__(
         self,
@@ -127,10 +129,12 @@ class ShortModels:
         *,
         loss_fn: Loss | None,
         optimizers: list[Optimizer],
+        whole: Captures,
     ) -> None:
-        self.space, self.batch, self.told, self.loss_fn = space, batch, told, loss_fn
+        self.space, self.batch, self.told, self.loss_fn, self.whole = space, batch, told, loss_fn, whole
         self.few = [*shorter_models(model, space.lists, space.count)] if space.count > LAYERS else []
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
+        self.known = KnownOptions()
         self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
         self.figures: dict[Kind, StageFigures | None] = {}
 
@@ -149,17 +153,31 @@ class ShortModels:
         return made[0].mixed(made[-1], share)
 
     def kind(self, at: Degrees) -> Kind:
-        return at.tensor, self.space.samples(at), at.again, at.expert, at.context, at.host
+        return at.tensor, self.space.samples(at), at.again, self.sampled(at), at.expert, at.context, at.host
+
+    def sampled(self, at: Degrees) -> int:
+        """The ranks of `data` with which a choice is looked at: those that share experts. Where none do, and each has
+        all experts, tokens are sorted by these together, and what that moves is looked at inside of a node."""
+        if at.expert > 1 or at.data == 1 or not self.space.mixtures:
+            return at.expert
+        return max(2, self.space.node // at.tensor)
 
     def figures_of(
-        self, tensor: int, samples: int, again: BlocksAgain, expert: int, context: int, host: tuple[str, ...] = ()
+        self,
+        tensor: int,
+        samples: int,
+        again: BlocksAgain,
+        data: int = 1,
+        expert: int = 1,
+        context: int = 1,
+        host: tuple[str, ...] = (),
     ) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
         stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(PARTS, self.space.batch // samples // expert))
+        parts = max(1, min(PARTS, self.space.batch // samples // data))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
-        at = Degrees(stages, expert, tensor, parts, again=again, expert=expert, context=context, host=host)
+        at = Degrees(stages, data, tensor, parts, again=again, expert=expert, context=context, host=host)
         try:
             with use_cluster(roomy(default_cluster(self.space.kind))):
                 steps = [self.sample(at, samples, which) for which in range(len(self.few))]
@@ -168,11 +186,12 @@ class ShortModels:
         except Exception as error:  # also of a model that does not run with fewer layers
             self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
             return None
-        shared = "".join(f", {name}={size}" for name, size in (("expert", expert), ("context", context)) if size > 1)
+        sizes = ("data", data // expert), ("expert", expert), ("context", context)
+        shared = "".join(f", {name}={size}" for name, size in sizes if size > 1)
         more = f", {again}" * bool(again) + f", {' and '.join(host)} on the host" * bool(host)
         said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{more}"
         self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
-        return found.gathered(expert * context)
+        return found.gathered(data * context)
 
     def sample(self, at: Degrees, samples: int, which: int) -> Step:
         """The step of one of the models with few layers, by a choice."""
@@ -184,7 +203,7 @@ class ShortModels:
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
             ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((many, which), Captures()),
+            captures=self.captures.setdefault((many, which), Captures(self.whole, self.known)),
         )
 
 

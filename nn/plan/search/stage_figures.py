@@ -18,6 +18,7 @@ __all__ = ["FEWER", "LAYERS", "LayerFigures", "StageFigures"]
 
 LAYERS, FEWER = 3, 2
 ALIKE = ("passing", "moment", "hop")  # of several layers as of that with most
+TINY = 1e-9  # of a layer, by which a share of several may be rounded
 PARTS = ("forward", "backward", "weight", "exchange")
 
 
@@ -62,6 +63,18 @@ class LayerFigures:
         """Those of so many layers."""
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
+    def mixed(self, other: "LayerFigures", share: float, layers: int) -> "LayerFigures":
+        """Those of a stage of so many layers, of which a share is as in another. Seconds are those of the mean stage;
+        bytes those of the first, which has the most micro-batches, and of such a share no more than whole layers."""
+        here = {f.name: getattr(self, f.name) for f in fields(self)}
+        whole = int(share * layers + TINY) / layers
+        more = {name: getattr(other, name) - x for name, x in here.items()}
+        both = {
+            name: x + (int(more[name] * whole) if isinstance(x, int) else more[name] * share)
+            for name, x in here.items()
+        }
+        return LayerFigures(**{**both, **{name: max(here[name], here[name] + more[name]) for name in ALIKE}})
+
     def gathered(self, over: int) -> "LayerFigures":
         """The same where so many ranks do not share states and the update between them."""
         return replace(self, states=over * self.states, update=over * self.update)
@@ -83,12 +96,12 @@ class LayerFigures:
 
 class StageFigures(NamedTuple):
     """Those of a layer with all that is before it, of one between, and of one with all behind it. Of all layers a
-    `share` may be of another kind, and these take as `other` says."""
+    `share` may be of another kind, of which stages take as `other` says."""
 
     first: LayerFigures
     middle: LayerFigures
     last: LayerFigures
-    other: LayerFigures | None = None
+    other: "StageFigures | None" = None
     share: float = 0.0
 
     @classmethod
@@ -110,19 +123,18 @@ class StageFigures(NamedTuple):
 
     def mixed(self, other: "StageFigures", share: float) -> "StageFigures":
         """Those where a share of the layers is as others are."""
-        return self._replace(other=other.middle, share=share) if share else self
+        return self._replace(other=other, share=share) if share else self
 
     def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
         """A stage of so many layers. One with both ends has what is in neither once."""
         if self.other is not None:
-            many = round(self.share * layers)
-            mine = self._replace(other=None).stage(layers, first=first, last=last)
-            both = mine + self.middle.times(-many) + self.other.times(many)
+            mine, theirs = (of.stage(layers, first=first, last=last) for of in (self._replace(other=None), self.other))
+            both = mine.mixed(theirs, self.share, layers)
             if not (first and last):
                 return both
             # In a backward those of the other kind come last: they are the first layers.
-            freed = (layers - many) * self.middle.kept
-            return replace(both, passing=max(mine.passing, self.other.passing - freed))
+            freed = round((1 - self.share) * layers) * self.middle.kept
+            return replace(both, passing=max(mine.passing, self.other.middle.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)
         if first or last:

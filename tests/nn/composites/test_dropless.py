@@ -152,6 +152,21 @@ def test_beside_another_axis_it_is_right(rows: int) -> None:
     trained(Layers(), plan, rows)
 
 
+FOLDED = PLAN.replace("(expert=4)", "(data=4, expert=2 folds data)").replace("x <- expert", "x <- data")
+
+
+@pytest.mark.parametrize("rows", [4096, 4100])
+@pytest.mark.parametrize("more", ["", "states **: data=S(0)\n"], ids=["whole", "ZeRO-1"])
+def test_where_some_ranks_of_data_share_experts_tokens_stay_with_these(rows: int, more: str) -> None:
+    """Each pair of ranks sends tokens between its two; none goes to the other pair, and none is gathered."""
+    found = trained(Layers(), FOLDED + more, rows)
+    assert len(found) == 3
+    none = "".join(
+        f"expect 0 {op} over data {way}\n" for op in ("all_gather", "exchange") for way in ("forward", "backward")
+    )
+    flow.Plan.read(FOLDED + more + none).check(Layers(), tokens(rows), loss_fn=squares)
+
+
 def test_where_nobody_says_so_tokens_stay() -> None:
     assert not trained(Layers(), PLAN.partition("inside")[0])
 

@@ -1,5 +1,6 @@
 """Blocks that run again: which these are in a plan, and that a search has no more of them than it takes."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 
@@ -11,7 +12,8 @@ from sbpflow.nn.model.paths import met
 from sbpflow.nn.plan.check import Checked
 from sbpflow.nn.plan.language.statements import Offload, Recompute
 from sbpflow.nn.plan.search.blocks_again import ALL, NONE, PARTLY, BlocksAgain
-from sbpflow.nn.plan.search.degrees import Degrees
+from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
+from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from tests.nn.plan.search.test_seeking import loss_of, made, searching
 
 LAYERS = 4
@@ -110,3 +112,33 @@ def test_the_host_is_tried_behind_blocks_that_run_again() -> None:
     assert any("run again" in line for line in told[:first])
     with pytest.raises(flow.SbpError, match="fits into"):
         flow.find_plan(model, tokens, plan=f"{GRID}\nseek recompute", cluster="h100x8*1", loss_fn=loss_of, memory=limit)
+
+
+def test_a_stage_of_which_some_blocks_run_again_lies_between_those_of_which_none_and_all_do() -> None:
+    """Also where the first layer keeps less than those behind it do, as a dense one before mixtures."""
+
+    def layer(kept: int, seconds: float) -> LayerFigures:
+        return LayerFigures(seconds, seconds, seconds, 0.0, 0.0, 0.0, 5, 5, 10, 0, kept, 0, 0, 1)
+
+    whole = StageFigures(layer(100, 1.0), layer(900, 1.0), layer(900, 1.0))
+    again = StageFigures(layer(10, 2.0), layer(10, 2.0), layer(10, 2.0))
+    for layers, share in ((1, 0.5), (2, 0.75), (4, 0.5), (4, 1.0)):
+        for first, last in ((True, False), (False, False), (False, True)):
+            none, some, every = (
+                of.stage(layers, first=first, last=last) for of in (whole, whole.mixed(again, share), again)
+            )
+            assert every.kept <= some.kept <= none.kept
+            assert none.forward <= some.forward <= every.forward
+    first = whole.mixed(again, 0.75).stage(2, first=True, last=False)
+    assert first.kept == 510  # one of two: three quarters of two are not two
+    assert first.forward == 1.75 * 2
+
+
+def test_blocks_that_run_again_under_another_schedule_are_held_against_none_that_do() -> None:
+    model, tokens = made()
+    at = Degrees(2, 4, 1, 4, Pipeline("zb_h1"), again=ALL)
+    with flow.use_cluster(flow.cluster("h100x8*1")):
+        seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
+        seeking.add([at])
+        seeking.add_partly()
+    assert {replace(at, again=NONE), replace(at, again=PARTLY)} <= seeking.found.keys()

@@ -1,6 +1,7 @@
 """Degrees that a plan leaves open: what is found, how near the best of all it is, and what cannot be asked for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -98,9 +99,9 @@ def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.Mo
     captured: list[str] = []
     capture = Passes.captured
 
-    def counted(self: Passes, call: StepCall) -> Logical:
+    def counted(self: Passes, call: StepCall, *, watched: bool = False) -> Logical:
         captured.append(self.name)
-        return capture(self, call)
+        return capture(self, call, watched=watched)
 
     monkeypatch.setattr(Passes, "captured", counted)
     model, tokens = made()
@@ -358,12 +359,41 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        few = seeking.short.figures_of(1, 2, NONE, 4, 1)  # of half as many samples, which are captured anew
+        few = seeking.short.figures_of(1, 2, NONE, 4, 4)  # of half as many samples, which are captured anew
     assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
     assert known.seconds == pytest.approx(tried.checked.seconds, rel=0.25)
     assert known.memory == pytest.approx(tried.checked.memory, rel=0.08)
+
+
+def test_experts_on_every_rank_are_estimated_with_the_tokens_that_ranks_of_data_sort_together() -> None:
+    """Beyond a node they are shared, where they can be."""
+    model, tokens = made(4, 64)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    at = Degrees(1, 8, 1, 2)
+    with priced_by("h100x8*2"):
+        space = space_of(flow.Plan.read(f"{ALL}, expert"), model, 64, "cuda", 16, 8)
+        seeking = Seeking(space, Trying(model, tokens, loss_of, None, 16, None), str, loss_fn=loss_of, optimizers=[])
+        assert [seeking.short.sampled(each) for each in (at, replace(at, data=1), replace(at, expert=4))] == [8, 1, 4]
+        assert at in seeking.variants(at)
+        assert {each.expert for each in seeking.variants(replace(at, data=16))} == {8}
+        assert replace(at, data=16) in searching(ALL, model, tokens).variants(replace(at, data=16))
+
+
+def test_clocks_are_looked_for_in_the_first_capture_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    capture = Passes.captured
+
+    def noted(self: Passes, call: StepCall, *, watched: bool = False) -> Logical:
+        seen.append(watched)
+        return capture(self, call, watched=watched)
+
+    monkeypatch.setattr(Passes, "captured", noted)
+    found("grid cuda (data=8)\nseek micro-batches")
+    assert len(seen) > 1
+    assert seen == [False] + [True] * (len(seen) - 1)
 
 
 def test_experts_are_cut_by_tensor_beside_an_axis_of_their_own() -> None:
