@@ -19,7 +19,7 @@ from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
 from ...sbp.text import _one, parse
 from .folds import FOLD, folded
-from .paths import PathPattern, near
+from .paths import PathPattern, meant_path
 from .slots import TensorSlot, joined_path, parameter_notes, parameters
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "checked_rests",
     "chunk_of",
     "hints_of",
-    "near",
     "note",
     "place",
     "place_alone",
@@ -285,11 +284,10 @@ def _check_dims(slot: TensorSlot, pattern: str, hint: Hint | None) -> None:
 
 def _nothing_called(pattern: str, model: nn.Module, known: list[TensorSlot], paths: list[str]) -> SbpError:
     names, number = [slot.full for slot in known], len({id(slot.value) for slot in known})
-    found = near(pattern, [*names, *paths])
     return SbpError(
         f"shard: {type(model).__name__} has no parameter or module called {pattern!r}\n"
         f"  it has {number} parameters" + (f", such as {', '.join(names[:4])}" if names else "") + "\n"
-        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+        f"  {meant_path(pattern, [*names, *paths])}"
     )
 
 

@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....placement.errors import MissingError, SbpError
+from ....placement.errors import MissingError, SbpError, did_you_mean
 
 __all__ = ["NamedModel", "model_called"]
 
@@ -52,10 +51,9 @@ def _made(name: str, samples: int, tokens: int) -> NamedModel:
     make = getattr(module, function, None)
     if not callable(make):
         known = [each for each in vars(module) if not each.startswith("_")]
-        near = get_close_matches(function, known, 1)
         raise SbpError(
             f"{where} has no function called {function!r}\n  "
-            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:8])}")
+            + did_you_mean(function, known, f"it has {', '.join(known[:8])}")
         )
     made = make()
     model, *more = made if isinstance(made, tuple) else (made,)
@@ -114,14 +112,9 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
         return NamedModel(type(model).__name__, model, _words(model, samples, tokens))
     cls: Any = getattr(transformers, name, None) if name.isidentifier() else None
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        near = get_close_matches(name, dir(transformers), 3)
         raise SbpError(
             f"no model is called {name!r}\n  "
-            + (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else "write a class of transformers, such as LlamaForCausalLM"
-            )
+            + did_you_mean(name, dir(transformers), "write a class of transformers, such as LlamaForCausalLM")
             + "\n  a model of your own is module:function, or file.py:function"
         )
     make: Any = cls
