@@ -9,19 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ._interrupt import STOPPED, raised
 from .placement.errors import PlacementError, SbpflowError
 
 if TYPE_CHECKING:
     from .nn.plan.commands.words import CommandParser
 
-STOPPED = 130  # as of a program that Ctrl-C has ended
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code: 2 for what the user can mend, said without a traceback."""
-    parser = _parser()
-    asked = parser.read(argv)
     try:
+        raised()
+        parser = _parser()
+        asked = parser.read(argv)
         if asked.command == "doctor":
             if not asked.measure and (asked.save or asked.ranks):
                 parser.error("--save FILE and --ranks N are for what --measure finds: give that too")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sbpflow.__main__ import STOPPED, main
+from sbpflow.__main__ import main
+from sbpflow._interrupt import STOPPED
 
 MODEL = """
 import torch
