@@ -39,8 +39,9 @@ __all__ = [
 LONG = 2000  # letters of a line, of which more is left out: what was asked may be as long as a file
 AROUND = 200  # letters of a line on each side of a caret
 ROOMS = str(Path(__file__).resolve().parent.parent)
+OURS = tuple(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn"))
 PRIVATE = (
-    *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
+    *OURS,
     f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
     contextlib.__file__,
     functools.__file__,  # what is worked out when it is first asked for

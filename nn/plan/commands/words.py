@@ -7,7 +7,14 @@ from typing import Any, NoReturn
 
 from ....placement.errors import did_you_mean
 
-__all__ = ["CommandParser", "one_of"]
+__all__ = ["CommandParser", "count", "one_of"]
+
+
+def count(text: str) -> int:
+    """A number of 1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}: give a number of 1 or more")
+    return int(text)
 
 
 def one_of(*words: str) -> Callable[[str], str]:

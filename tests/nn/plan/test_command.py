@@ -134,7 +134,7 @@ def test_a_model_of_transformers_by_its_class_and_by_its_config(
         (["plan", "your.py:build"], "there is no file"),
         (["plan", "no.such.module:build"], "cannot import"),
         (["plan", "LamaForCausalLM"], "did you mean 'LlamaForCausalLM'"),
-        (["plan", "mine.py"], "is no config of transformers"),
+        (["plan", "mine.py"], "write mine.py:"),
         (["plan", "mine.py:build", "nowhere.plan"], "nowhere.plan: No such file"),
         (["draw", "mine.py:build", "zero.plan", "-o", "step.bmp"], "bmp"),
         (["simulate", "mine.py:build", "zero.plan"], "has no pipeline"),
