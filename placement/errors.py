@@ -148,7 +148,7 @@ def some_of(names: list[str], most: int = 4) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The word that is spelled most like one, in large letters or small, and the next if it is as near; none if none is.
+    """The word that is spelled most like one, in large letters or small, and the next if it is as near; or none.
 
     >>> nearest("BF61", ["fp8", "bf16"]), nearest("x", ["fp8", "bf16"])
     (['bf16'], [])

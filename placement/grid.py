@@ -344,7 +344,8 @@ class Placement:
         if self.names is None:
             fix = f"use 0 to {self.ndim - 1}, or name them, p.with_names(...)"
             return f"its {self.ndim} axes have no names: {fix}"
-        return f"its axes are {', '.join(self.names)}\n  {did_you_mean(str(asked), self.names, 'write one of them')}"
+        meant = did_you_mean(str(asked), self.names, "")
+        return f"its axes are {', '.join(self.names)}" + (f"\n  {meant}" if meant else "")
 
 
 def placement(type: str, ranks: "Nested | Array | None" = None, names: Sequence[str] | None = None) -> Placement:

@@ -42,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SbpflowError as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)  # of what was read or written by its name
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return STOPPED

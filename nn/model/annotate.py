@@ -18,6 +18,7 @@ from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
 from ...sbp.text import _one, parse
+from ..tensors.tensor import GlobalTensor
 from .folds import FOLD, folded
 from .paths import PathPattern, meant_path
 from .slots import TensorSlot, joined_path, parameter_notes, parameters
@@ -336,7 +337,10 @@ def _laid(slot: TensorSlot, hint: Hint, where: Placement, kind: HintKind) -> tup
     shape, of = tuple(slot.value.shape), "" if kind == "weights" else f"{kind} of "
     sbp: SbpLike = {axis: B if e is None else e for axis, e in hint.items()} if isinstance(hint, dict) else hint
     head = f"{of}{slot.full} {shape} is to be {hint!r} on {where!r}\n  "
-    laid = slot.laid(sbp, where, head, f"\n  say it anew: {_again(slot.full, kind)}").sbp
+    fix = f"say it anew: {_again(slot.full, kind)}"
+    if isinstance(slot.value, GlobalTensor):
+        fix = f"it lies there already: make the model anew, move it by flow.nn.to_global, or {fix}"
+    laid = slot.laid(sbp, where, head, f"\n  {fix}").sbp
     if not isinstance(hint, dict):
         return tuple(enumerate(laid))
     named = {where.axis(name): entry for name, entry in hint.items()}

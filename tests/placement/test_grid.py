@@ -224,8 +224,8 @@ INDEXED = "a placement is indexed by ints, slices and `...`, not {}\n  in " + P
     ("ask", "message"),
     [
         (lambda p: p.at(pip=0), f"no axis 'pip' in {P}\n  its axes are pipe, data\n  did you mean 'pipe'?"),
-        (lambda p: p.axis("x"), f"no axis 'x' in {P}\n  its axes are pipe, data\n  write one of them"),
-        (lambda p: p.axis(2), f"no axis 2 in {P}\n  its axes are pipe, data\n  write one of them"),
+        (lambda p: p.axis("x"), f"no axis 'x' in {P}\n  its axes are pipe, data"),
+        (lambda p: p.axis(2), f"no axis 2 in {P}\n  its axes are pipe, data"),
         (
             lambda p: p.with_names(None).axis("x"),
             "no axis 'x' in placement(\"cpu:[0-7] as (2, 4)\")\n"
@@ -247,7 +247,7 @@ INDEXED = "a placement is indexed by ints, slices and `...`, not {}\n  in " + P
         (lambda p: p.coords(9), f"rank 9 is not in {P}"),
         (lambda p: p.group((0,), 9), f"rank 9 is not in {P}"),
         (lambda p: p.groups((0, -2)), f"axes (0, -2) name an axis twice\n  in {P}"),
-        (lambda p: p.groups((2,)), f"no axis 2 in {P}\n  its axes are pipe, data\n  write one of them"),
+        (lambda p: p.groups((2,)), f"no axis 2 in {P}\n  its axes are pipe, data"),
         (lambda p: p.reshape((3,)), f"cannot reshape {P} to (3,)\n  it has 8 ranks"),
         (lambda p: p.reshape((-2, -4)), f"cannot reshape {P} to (-2, -4)\n  it has 8 ranks"),
         (

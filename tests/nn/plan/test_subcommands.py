@@ -115,6 +115,7 @@ def test_unknown_words_name_the_nearest(words: list[str], said: str, capsys: pyt
         (["check", "nowhere.plan", "mine.py:build"], "nowhere.plan: No such file"),
         (["check", "open.plan", "mine.py:build"], "write python -m sbpflow plan mine.py:build open.plan"),
         (["report", "zero.plan", "mine.py:build", "-o", "step.svg"], "write -o step.html"),
+        (["report", "zero.plan", "mine.py:build", "-o", "mine.py/step.html"], "mine.py: File exists\n"),
         (["simulate", "1f1"], "did you mean '1f1b'"),
         (["simulate", "mine.py:build", "zero.plan"], "python -m sbpflow explain PLAN MODEL"),
         (
