@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..placement.errors import MissingError, SbpflowError
+from ..placement.errors import SbpError, SbpflowError
 
 __all__ = ["Explanation", "unsaved"]
 
@@ -52,7 +52,7 @@ class Explanation(ABC):
             ".txt": lambda: self.full() + "\n",
         }
         if path.suffix not in forms:
-            raise MissingError(
+            raise SbpError(
                 f"cannot save {path.name!r}: an explanation is {', '.join(forms)}, by the suffix of the path\n"
                 "  pictures are drawn: step.draw(path), step.draw_map(path)"
             )

@@ -11,8 +11,9 @@ import runpy
 import shutil
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
+
+from sbpflow.placement.errors import did_you_mean
 
 from . import PLANS, PROGRAMS
 
@@ -38,10 +39,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _instead(name: str) -> str:
-    near = get_close_matches(name, [*PROGRAMS, *PLANS], 1)
     if name == "copy":
         return "write copy FOLDER"
-    return f"did you mean {near[0]!r}?" if near else "without a name it lists them"
+    return did_you_mean(name, [*PROGRAMS, *PLANS], "without a name it lists them")
 
 
 def _listed() -> str:

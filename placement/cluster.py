@@ -10,7 +10,6 @@ node      8 devices       240 GB/s a device
 device    312 TFLOP/s      80 GB
 """
 
-import difflib
 import os
 import tomllib
 from collections import Counter
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from .cluster_file import parts_of, written
 from .device import family
-from .errors import PlacementError
+from .errors import PlacementError, did_you_mean
 from .grid import Placement
 from .hardware import Device, Jitter, Level, RankDevice, RankLink, check_groups, slowest_device
 from .network.guess import two_levels
@@ -253,10 +252,10 @@ def cluster(name_or_path: str | Path) -> Cluster:
         return _of_nodes(cluster(name_or_path), nodes)
     known = presets()
     if name_or_path not in known:
-        near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.0)[0]
         raise PlacementError(
-            f"no cluster is called {name_or_path!r}\n  known are {', '.join(known)}; did you mean {near!r}?\n"
-            "  a description of your own is a file, cluster('mine.toml')"
+            f"no cluster is called {name_or_path!r}\n  known are {', '.join(known)}\n"
+            "  a description of your own is a file, cluster('mine.toml')\n"
+            f"  {did_you_mean(name_or_path, known, 'write one of them')}"
         )
     return known[name_or_path]
 

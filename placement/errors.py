@@ -8,6 +8,8 @@ import contextlib
 import functools
 import sys
 import threading
+from collections.abc import Iterable
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +28,9 @@ __all__ = [
     "ShapeError",
     "TransportError",
     "caret",
+    "did_you_mean",
     "is_ours",
+    "nearest",
     "some_of",
     "user_line",
 ]
@@ -35,8 +39,9 @@ __all__ = [
 LONG = 2000  # letters of a line, of which more is left out: what was asked may be as long as a file
 AROUND = 200  # letters of a line on each side of a caret
 ROOMS = str(Path(__file__).resolve().parent.parent)
+OURS = tuple(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn"))
 PRIVATE = (
-    *(f"{ROOMS}/{room}/" for room in ("sbpflow", "placement", "sbp", "boxing", "actors", "nn")),
+    *OURS,
     f"{Path(torch.__file__).resolve().parent}/",  # autograd calls back from there
     contextlib.__file__,
     functools.__file__,  # what is worked out when it is first asked for
@@ -133,13 +138,40 @@ def caret(text: str, pos: int, message: str) -> str:
     return f"{message}\n{gutter}{line}\n{' ' * len(gutter)}{indent}^"
 
 
-def some_of(names: list[str]) -> str:
+def some_of(names: list[str], most: int = 4) -> str:
     """The first names of many, for an error.
 
     >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e", "f"])
     ('a, b', 'a, b, c, d and 2 more')
     """
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The word that is spelled most like one, in large letters or small, and the next if it is as near; or none.
+
+    >>> nearest("BF61", ["fp8", "bf16"]), nearest("x", ["fp8", "bf16"])
+    (['bf16'], [])
+    """
+    word, spelled = word.casefold(), {each.casefold(): each for each in known}
+    found = {near: SequenceMatcher(None, near, word).ratio() for near in get_close_matches(word, spelled, 2, 0.65)}
+    return [spelled[near] for near, like in found.items() if like > max(found.values()) - 0.1]
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The end of an error about a word that is not known: the nearest of those that are, or else what is said
+    otherwise, or else all of these.
+
+    >>> print(did_you_mean("chek", ["check", "plan"]))
+    did you mean 'check'?
+    >>> print(did_you_mean("x", ["check", "plan"]), did_you_mean("x", ["check", "plan"], "write one of them"), sep="; ")
+    there are check, plan; write one of them
+    """
+    words = list(known)
+    near = nearest(word, words)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"there are {some_of(words, 30) or 'none'}" if otherwise is None else otherwise
 
 
 def user_line(frame: FrameType | None = None) -> str:

@@ -8,7 +8,6 @@ placement("cpu", [[0, 1], [2, 3]], names=("data", "tensor"))
        1 [ 2  3 ]      groups along tensor: (0, 1) and (2, 3)
 """
 
-import difflib
 import operator
 import threading
 from collections.abc import Hashable, Iterator, Sequence
@@ -18,7 +17,7 @@ from types import EllipsisType
 from typing import NoReturn, TypeAlias
 from weakref import WeakValueDictionary
 
-from .errors import PlacementError
+from .errors import PlacementError, did_you_mean
 from .ranks import Array, Nested, check_names, check_type, grid_table, read_ranks
 
 __all__ = ["Placement", "placement"]
@@ -345,8 +344,8 @@ class Placement:
         if self.names is None:
             fix = f"use 0 to {self.ndim - 1}, or name them, p.with_names(...)"
             return f"its {self.ndim} axes have no names: {fix}"
-        near = difflib.get_close_matches(str(asked), self.names, n=1, cutoff=0.5)
-        return f"its axes are {', '.join(self.names)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        meant = did_you_mean(str(asked), self.names, "")
+        return f"its axes are {', '.join(self.names)}" + (f"\n  {meant}" if meant else "")
 
 
 def placement(type: str, ranks: "Nested | Array | None" = None, names: Sequence[str] | None = None) -> Placement:

@@ -1,6 +1,5 @@
 """Ranks, axis names and device types as users give them, read into tuples or refused; ranks as notebooks show them."""
 
-import difflib
 import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,7 @@ from itertools import product
 from typing import Protocol, SupportsIndex, TypeAlias
 
 from .device import FAMILIES
-from .errors import PlacementError
+from .errors import PlacementError, did_you_mean
 
 __all__ = ["COLOURS", "Array", "Nested", "check_name", "check_names", "check_type", "grid_table", "read_ranks"]
 
@@ -37,8 +36,8 @@ def check_type(type: str) -> None:
         raise PlacementError(f"ranks are given twice: in the text {type!r} and as an argument\n  keep one of them")
     # "gpu" is spelled like "cpu" but never meant so.
     cards = [row.name for row in FAMILIES.values() if row.card and "gpu" in str(type).lower()]
-    near = (cards or difflib.get_close_matches(str(type), FAMILIES, 1, 0.0))[0]
-    raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(FAMILIES)}; did you mean {near!r}?")
+    meant = did_you_mean(cards[0] if cards else str(type), FAMILIES, "write one of them")
+    raise PlacementError(f"unknown device type {type!r}\n  known are {', '.join(FAMILIES)}\n  {meant}")
 
 
 def number(text: str) -> int:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 
 import torch
+
+from ..placement.errors import did_you_mean
 
 __all__ = ["Operands", "named_op", "operands", "suggest"]
 
@@ -59,8 +60,7 @@ def _is_known(namespace: str) -> bool:
 
 
 def suggest(name: str) -> str:
-    """Names that one may have meant."""
+    """The end of an error about an op that is not known."""
     known = [op.removeprefix("aten::") for op in torch._C._dispatch_get_all_op_names()]
-    near = get_close_matches(name, known, 3) or [op for op in known if op.partition(".")[0] == name][:3]
-    overloads = sorted(op for op in known if op.partition(".")[0] == name.partition(".")[0])[:6]
-    return "did you mean " + ", ".join(overloads or near) + "?" if overloads or near else "see torch.ops"
+    overloads = sorted(op for op in known if op.partition(".")[0] == name.partition(".")[0])
+    return did_you_mean(name, overloads or known, None if overloads else "see torch.ops")

@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError as _NotFound
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from . import _interrupt as _interrupt  # before all that takes long
 from . import actors, boxing, nn, sbp
 from .boxing import box, encoders, record
 from .nn import data

@@ -1,6 +1,5 @@
 """The command line, `python -m sbpflow`: `doctor`, `demo`, `simulate`, `island`, and those of a model under a plan."""
 
-import argparse
 import json
 import os
 import sys
@@ -9,19 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ._interrupt import STOPPED, raised
 from .placement.errors import PlacementError, SbpflowError
 
 if TYPE_CHECKING:
     from .nn.plan.commands.words import CommandParser
 
-STOPPED = 130  # as of a program that Ctrl-C has ended
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code: 2 for what the user can mend, said without a traceback."""
-    parser = _parser()
-    asked = parser.read(argv)
     try:
+        raised()
+        parser = _parser()
+        asked = parser.read(argv)
         if asked.command == "doctor":
             if not asked.measure and (asked.save or asked.ranks):
                 parser.error("--save FILE and --ranks N are for what --measure finds: give that too")
@@ -42,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_command(asked)
     except SbpflowError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)  # of what was read or written by its name
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -93,7 +97,7 @@ def simulate(
 
 def _parser() -> "CommandParser":
     from .nn.plan.commands.subcommands import add_commands, add_model
-    from .nn.plan.commands.words import CommandParser, one_of
+    from .nn.plan.commands.words import CommandParser, count, one_of
 
     parser = CommandParser(prog="python -m sbpflow", description="Global tensors on many ranks.")
     commands = parser.add_commands()
@@ -123,10 +127,10 @@ def _parser() -> "CommandParser":
         each.add_argument("--json", action="store_true", help="print the answer as json")
     trying.add_argument("schedule", metavar="NAME", help="a published one, such as 1f1b or zb_h1, a file; or a model")
     add_model(trying)
-    trying.add_argument("-p", type=_count, help="devices (default 4)")
-    trying.add_argument("-m", type=_count, help="micro-batches (default 8)")
-    trying.add_argument("-v", type=_count, default=0, help="chunks on each device, if not as usual")
-    trying.add_argument("-n", type=_count, default=1, help="slices of each sequence (default 1)")
+    trying.add_argument("-p", type=count, help="devices (default 4)")
+    trying.add_argument("-m", type=count, help="micro-batches (default 8)")
+    trying.add_argument("-v", type=count, default=0, help="chunks on each device, if not as usual")
+    trying.add_argument("-n", type=count, default=1, help="slices of each sequence (default 1)")
     trying.add_argument("--svg", type=Path, metavar="FILE", help="also draw it")
     serving = commands.add_parser("island", help="be ranks that run the programs of other processes (under torchrun)")
     serving.add_argument("--address", default="localhost:0", metavar="HOST:PORT", help="where to listen (a free port)")
@@ -136,13 +140,6 @@ def _parser() -> "CommandParser":
     serving.add_argument("--timeout", type=float, metavar="SECONDS", help="for any one move, as in flow.init")
     add_commands(commands)
     return parser
-
-
-def _count(text: str) -> int:
-    """A number of 1 or more."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

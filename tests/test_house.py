@@ -273,7 +273,12 @@ def test_the_wheel_holds_only_sbpflow_and_loads_nothing_slow_before_it_is_needed
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"sbpflow-[^/]+\.dist-info/", name)}
     rooms = {f"sbpflow/{path.relative_to(ROOT)}" for room in FLOORS for path in files(room)}
     shown = {f"sbpflow/{path.relative_to(tree)}" for path in (tree / "examples").rglob("*") if path.is_file()}
-    assert held == rooms | shown | {"sbpflow/__init__.py", "sbpflow/__main__.py", "sbpflow/py.typed"}
+    assert held == rooms | shown | {
+        "sbpflow/__init__.py",
+        "sbpflow/__main__.py",
+        "sbpflow/_interrupt.py",
+        "sbpflow/py.typed",
+    }
 
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     load = [sys.executable, "-c", LOADED.replace("SLOW", str(SLOW))]

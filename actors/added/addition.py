@@ -6,11 +6,10 @@ wait for more registers and fill more tokens, and read a register of the same va
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any
 from zlib import crc32
 
-from ...placement.errors import ScheduleError
+from ...placement.errors import ScheduleError, did_you_mean
 from ..protocol.feasibility import proved
 from ..protocol.network import Actor, Network, Take
 from ..protocol.simulate import Simulation
@@ -169,8 +168,8 @@ def _check_work(network: Network, more: Sequence[Actor], known: Collection[str],
     for name in work:
         if name not in names:
             what = "is the step's own" if name in known else "is no actor"
-            near = ", ".join(get_close_matches(name, names, 1) or names) or "none"
-            raise _bad(network, f"work is given for {name}, which {what}", f"the actors that were added: {near}")
+            added = f"the actors that were added: {', '.join(names) or 'none'}"
+            raise _bad(network, f"work is given for {name}, which {what}", did_you_mean(name, names, added))
 
 
 def _placed(

@@ -20,12 +20,11 @@ A network is opened by making another one of it, with more actors, or with a reg
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from math import inf
 from zlib import crc32
 
-from ...placement.errors import ScheduleError
+from ...placement.errors import ScheduleError, did_you_mean
 
 __all__ = ["Actor", "Give", "Network", "Register", "Take", "skips"]
 
@@ -175,8 +174,7 @@ class Network:
         fills. How far the two ends may be apart is counted as before, in the token `act.0 in order`.
         """
         if name not in self._registers or name not in self.producers:
-            near = ", ".join(get_close_matches(name, self.producers, 3)) or ", ".join(self.producers)
-            raise _bad(self, f"there is no register {name} that an actor fills", f"there are {near}")
+            raise _bad(self, f"there is no register {name} that an actor fills", did_you_mean(name, self.producers))
         register, maker = self.register(name), self.actor(self.producers[name])
         slots = slots or [register.high] * (len(stops) + 1)
         if not stops or len(slots) != len(stops) + 1:
@@ -206,8 +204,7 @@ class Network:
 
     def _named(self, name: str) -> Actor:
         if name not in self._actors:
-            near = ", ".join(get_close_matches(name, self._actors, 3)) or ", ".join(self._actors)
-            raise _bad(self, f"there is no actor {name}", f"there are {near}")
+            raise _bad(self, f"there is no actor {name}", did_you_mean(name, self._actors))
         return self._actors[name]
 
     def __str__(self) -> str:

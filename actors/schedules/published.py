@@ -1,8 +1,6 @@
 """The published schedules, each a few marks. docs/reference/schedules.md shows what they do."""
 
-from difflib import get_close_matches
-
-from ...placement.errors import ScheduleError
+from ...placement.errors import ScheduleError, did_you_mean
 from .schedule import Schedule
 
 __all__ = ["PUBLISHED", "published"]
@@ -51,7 +49,5 @@ def published(name: str) -> Schedule:
     """A published schedule by its name."""
     found = PUBLISHED.get(_ALSO.get(name, name))
     if found is None:
-        near = get_close_matches(name, [*PUBLISHED, *_ALSO], 2)
-        meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise ScheduleError(f"no schedule is called {name!r}\n  {meant}there are {', '.join([*PUBLISHED, *_ALSO])}")
+        raise ScheduleError(f"no schedule is called {name!r}\n  {did_you_mean(name, [*PUBLISHED, *_ALSO])}")
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ...placement import Placement
-from ...placement.errors import MissingError
+from ...placement.errors import MissingError, SbpError
 from ...placement.links import Price
 from ...placement.ranks import COLOURS
 from ...sbp import B, Layout, P, S, Sbp, layout
@@ -42,7 +42,7 @@ def picture(dot_source: str, path: Path | str) -> Path:
     path = Path(path)
     form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
-        raise MissingError(
+        raise SbpError(
             f"cannot draw {path.name!r}: a picture is {', '.join(FORMATS)} by its suffix\n"
             f"  write {path.with_suffix('.svg').name}"
         )
@@ -73,7 +73,7 @@ def written(svg: str, path: Path | str) -> Path:
     path = Path(path)
     form = path.suffix.removeprefix(".").lower()
     if form not in ("svg", "png"):
-        raise MissingError(f"cannot write {path.name!r}: this picture is svg or png, by the suffix of the path")
+        raise SbpError(f"cannot write {path.name!r}: this picture is svg or png, by the suffix of the path")
     image = svg.encode() if form == "svg" else _rasterised(svg)
     if image is None:
         raise MissingError(f"cannot write {path.name}\n  pip install 'sbpflow[draw]', or ask for .svg")
@@ -90,7 +90,7 @@ def _rasterised(svg: str) -> bytes | None:
         return None
     family = next((family for family in SANS if _shows_text(resvg, family)), None)
     if family is None:
-        raise MissingError(
+        raise SbpError(
             f"cannot draw a png: none of the fonts {', '.join(SANS)} is here, and its text would be missing\n"
             "  install one (Debian: apt install fonts-dejavu-core), or ask for .svg"
         )

@@ -4,7 +4,6 @@ Nothing but headers is read here. Pickles are refused: reading one runs whatever
 """
 
 import json
-from difflib import get_close_matches
 from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...placement.errors import DtypeError, FileError, MissingError, some_of
+from ...placement.errors import DtypeError, FileError, MissingError, did_you_mean, some_of
 from .values import FileTensor
 
 __all__ = ["DTYPES", "NAMES", "file_tensors", "opened"]
@@ -134,9 +133,6 @@ def _of_shards(index: Path) -> dict[str, FileTensor]:
 
 def _not_there(path: Path) -> FileError:
     around = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
-    near = get_close_matches(path.name, around, 2, 0.6)
     found = f"{path.parent} has {some_of(around) or 'nothing'}" if path.parent.is_dir() else f"nor is {path.parent}"
-    fix = f"did you mean {' or '.join(near)}?" if near else (
-        "a model of the hub is first brought here: huggingface_hub.snapshot_download(name) returns its folder"
-    )  # fmt: skip
-    return FileError(f"flow.load: {path} is not there\n  {found}\n  {fix}")
+    hub = "a model of the hub is first brought here: huggingface_hub.snapshot_download(name) returns its folder"
+    return FileError(f"flow.load: {path} is not there\n  {found}\n  {did_you_mean(path.name, around, hub)}")

@@ -9,7 +9,6 @@ step = flow.compile(model, ...)                # its first run reads, each rank 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from os import PathLike
 from typing import TypeAlias, TypeVar
 
@@ -18,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...placement import Placement
-from ...placement.errors import FileError, SbpError, ShapeError
+from ...placement.errors import FileError, SbpError, ShapeError, nearest
 from ...sbp import Layout
 from ..model.slots import TensorSlot, slots, tied
 from ..model.values.noted_values import note_value
@@ -150,7 +149,7 @@ def _other_names(path: str | PathLike[str], model: nn.Module, missing: list[str]
         ("not in the model", unexpected, missing),
     ):
         if names:
-            near = get_close_matches(names[0], others, 2, 0.7)
+            near = nearest(names[0], others)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"  {what}: {names[0]}{more}" + (f"; {' or '.join(near)} is near" if near else ""))
     return FileError(

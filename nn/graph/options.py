@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
@@ -11,7 +10,7 @@ from ...actors.schedules.published import published
 from ...actors.schedules.schedule import Schedule
 from ...boxing.encoding import MoveEncoder
 from ...placement import Placement
-from ...placement.errors import PlacementError, SbpError
+from ...placement.errors import PlacementError, SbpError, did_you_mean
 from ...sbp import Partial
 from ...sbp.text import PartSbp, Pin
 from .compiler.backends import Backend
@@ -178,11 +177,9 @@ class Options:
     def of(cls, given: Mapping[str, Any], name: str) -> "Options":
         """Options by name; `name` is the graph's where nothing else is said."""
         name = given.get("name") or name
-        known = [field.name for field in fields(cls)]
-        for strange in given.keys() - {*known}:
-            near = get_close_matches(strange, known, 1)
-            meant = f"did you mean {near[0]}=?" if near else f"there are {', '.join(f'{each}=' for each in known)}"
-            raise SbpError(f"{name}: there is no option {strange}=\n  {meant}")
+        known = [f"{field.name}=" for field in fields(cls)]
+        for strange in [each for each in given if f"{each}=" not in known]:
+            raise SbpError(f"{name}: there is no option {strange}=\n  {did_you_mean(f'{strange}=', known)}")
         return cls(**{**given, "name": name})
 
     @cached_property

@@ -18,8 +18,9 @@ from ...placement import Placement
 from ...placement.errors import PlacementError, SbpError, ShapeError
 from ...sbp import B, Broadcast, Partial, Sbp, SbpLike, Split
 from ...sbp.text import _one, parse
+from ..tensors.tensor import GlobalTensor
 from .folds import FOLD, folded
-from .paths import PathPattern, near
+from .paths import PathPattern, meant_path
 from .slots import TensorSlot, joined_path, parameter_notes, parameters
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "checked_rests",
     "chunk_of",
     "hints_of",
-    "near",
     "note",
     "place",
     "place_alone",
@@ -285,11 +285,10 @@ def _check_dims(slot: TensorSlot, pattern: str, hint: Hint | None) -> None:
 
 def _nothing_called(pattern: str, model: nn.Module, known: list[TensorSlot], paths: list[str]) -> SbpError:
     names, number = [slot.full for slot in known], len({id(slot.value) for slot in known})
-    found = near(pattern, [*names, *paths])
     return SbpError(
         f"shard: {type(model).__name__} has no parameter or module called {pattern!r}\n"
         f"  it has {number} parameters" + (f", such as {', '.join(names[:4])}" if names else "") + "\n"
-        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+        f"  {meant_path(pattern, [*names, *paths])}"
     )
 
 
@@ -338,7 +337,10 @@ def _laid(slot: TensorSlot, hint: Hint, where: Placement, kind: HintKind) -> tup
     shape, of = tuple(slot.value.shape), "" if kind == "weights" else f"{kind} of "
     sbp: SbpLike = {axis: B if e is None else e for axis, e in hint.items()} if isinstance(hint, dict) else hint
     head = f"{of}{slot.full} {shape} is to be {hint!r} on {where!r}\n  "
-    laid = slot.laid(sbp, where, head, f"\n  say it anew: {_again(slot.full, kind)}").sbp
+    fix = f"say it anew: {_again(slot.full, kind)}"
+    if isinstance(slot.value, GlobalTensor):
+        fix = f"it lies there already: make the model anew, move it by flow.nn.to_global, or {fix}"
+    laid = slot.laid(sbp, where, head, f"\n  {fix}").sbp
     if not isinstance(hint, dict):
         return tuple(enumerate(laid))
     named = {where.axis(name): entry for name, entry in hint.items()}

@@ -17,8 +17,9 @@ from torch import nn
 
 from ...placement.errors import SbpError
 from ..tensors.tensor import GlobalTensor
-from .annotate import KINDS, HintKind, near, note
+from .annotate import KINDS, HintKind, note
 from .fp8 import EIGHTS, note_eight
+from .paths import meant_path
 from .slots import TensorSlot, joined_path, slots
 
 __all__ = ["DType", "Types", "Works", "cast", "in_half", "short", "types_of", "works_of"]
@@ -223,12 +224,11 @@ def _nothing_called(
 ) -> SbpError:
     paths = [path for path in modules if path]
     names = [slot.full for slot in known if slot.kind == "parameter"]
-    found = near(pattern, [*names, *paths])
     what = "parameter, module or buffer" if "weights" in kinds else "parameter or module with parameters"
     return SbpError(
         f"cast: {type(model).__name__} has no {what} of real numbers called {pattern!r}\n"
         f"  it has {len(names)} parameters" + (f", such as {', '.join(names[:4])}" if names else "") + "\n"
-        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+        f"  {meant_path(pattern, [*names, *paths])}"
     )
 
 

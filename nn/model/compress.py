@@ -16,8 +16,8 @@ from torch import nn
 from ...boxing.encoding import MoveEncoder
 from ...boxing.graph.encode import SaidEncoder
 from ...placement.errors import SbpError
-from .annotate import near, note
-from .paths import PathPattern
+from .annotate import note
+from .paths import PathPattern, meant_path
 from .slots import joined_path, module_notes, parameter_notes, parameters
 
 __all__ = ["CompressKind", "compress", "compressed_grads", "compressed_hops", "meant_by"]
@@ -117,10 +117,9 @@ def _around(full: str) -> list[str]:
 
 
 def _nothing_called(pattern: str, model: nn.Module, names: Sequence[str]) -> SbpError:
-    found = near(pattern, names)
     return SbpError(
         f"compress: {type(model).__name__} has no parameter or module called {pattern!r}\n"
-        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+        f"  {meant_path(pattern, names)}"
     )
 
 

@@ -9,13 +9,12 @@ the last. Nothing else of a module changes.
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
 
 from ...placement import Placement
-from ...placement.errors import PlacementError, SbpError
+from ...placement.errors import PlacementError, SbpError, did_you_mean
 from ...sbp.logical import Logical, LogicalOp
 from .annotate import Placed, note
 from .slots import joined_path
@@ -59,10 +58,9 @@ def composite_named(use: str) -> Composite:
     name = use.partition("(")[0].strip() if isinstance(use, str) else use
     found = COMPOSITES.get(name) if isinstance(name, str) else None
     if found is None:
-        near = get_close_matches(str(name), COMPOSITES, 2, 0.5)
-        listed = ", ".join(map(repr, COMPOSITES))
-        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {listed}"
-        raise SbpError(f"there is no composite {name!r}\n  {fix}; flow.nn.composite adds one")
+        raise SbpError(
+            f"there is no composite {name!r}; flow.nn.composite adds one\n  {did_you_mean(str(name), COMPOSITES)}"
+        )
     return found
 
 

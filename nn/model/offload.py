@@ -15,7 +15,8 @@ from torch import nn
 
 from ...placement.errors import SbpError
 from ...sbp.logical import OffloadPlace, SavedOffload
-from .annotate import near, note
+from .annotate import note
+from .paths import meant_path
 from .slots import TensorSlot, joined_path, module_notes, parameter_notes, parameters
 
 __all__ = ["OffloadKind", "offload", "saved_offloads", "state_offloads"]
@@ -122,10 +123,8 @@ def _paths(model: nn.Module) -> list[str]:
 
 
 def _nothing_called(model: nn.Module, pattern: str, names: Sequence[str], of: str, more: str = "") -> SbpError:
-    found = near(pattern, names)
     return SbpError(
-        f"offload: {type(model).__name__} has no {of} called {pattern!r}{more}\n"
-        f"  {f'did you mean {found}?' if found else 'see all names: print(flow.nn.annotations(model))'}"
+        f"offload: {type(model).__name__} has no {of} called {pattern!r}{more}\n  {meant_path(pattern, names)}"
     )
 
 

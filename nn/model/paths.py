@@ -11,13 +11,12 @@ and `[a-z]` stand for one letter.
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 
-from ...placement.errors import SbpError
+from ...placement.errors import SbpError, did_you_mean
 from .path_syntax import DIGITS, Component, NumberRange, TextFault, components
 
-__all__ = ["PathPattern", "met", "near", "no_such_name"]
+__all__ = ["PathPattern", "meant_path", "met"]
 
 
 @dataclass(frozen=True)
@@ -123,18 +122,14 @@ def _counted(before: str, numbers: NumberRange, counts: dict[str, int]) -> str:
     return f"(?:{'|'.join(each)})(?![^.])" if each else "(?!)"
 
 
-def near(asked: str, names: Iterable[str]) -> str:
-    """The names that are spelled most like one, with stars for numbers where it has stars; empty if there are none."""
-    kinds = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names) if "*" in asked else names
-    return " or ".join(map(repr, get_close_matches(asked, list(dict.fromkeys(kinds)), 2, 0.7)))
+def meant_path(
+    asked: str, names: Iterable[str], otherwise: str = "see all names: print(flow.nn.annotations(model))"
+) -> str:
+    """The end of an error about a name or a pattern that meets nothing, with stars for numbers where it has some.
 
-
-def no_such_name(pattern: PathPattern | str, names: Iterable[str]) -> str:
-    """The end of an error about a pattern that meets nothing: the nearest names.
-
-    >>> no_such_name("h.[2:8].mpl", ["h.0.mlp", "h.1.mlp"])
-    "nothing is called 'h.[2:8].mpl': did you mean 'h.*.mlp'?"
+    >>> meant_path("h.[2:8].mpl", ["h.0.mlp", "h.1.mlp"])
+    "did you mean 'h.*.mlp'?"
     """
-    text = pattern if isinstance(pattern, str) else pattern.text
-    found = near(re.sub(r"\[[-\d: ]*\]", "*", text).replace("**", "*"), names)
-    return f"nothing is called {text!r}" + (f": did you mean {found}?" if found else "")
+    asked = re.sub(r"\[[-\d: ]*\]", "*", asked).replace("**", "*")
+    kinds = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names) if "*" in asked else names
+    return did_you_mean(asked, dict.fromkeys(kinds), otherwise)

@@ -1,14 +1,13 @@
 """Modules with global parameters; they stay ordinary modules."""
 
 from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from ...placement import Placement
-from ...placement.errors import SbpError
+from ...placement.errors import SbpError, did_you_mean
 from ...sbp import B, Layout, SbpLike, signature
 from ...sbp.signature import Broadcast, Partial, Split
 from ...sbp.text import on_all_axes
@@ -109,9 +108,8 @@ def _unused(fits: Mapping[str, Collection[str]], names: list[str], placement: Pl
     axes = placement.names or ()
     for pattern, found in fits.items():
         if pattern not in axes and not found:
-            near = get_close_matches(pattern, [*names, *axes], 1)
             raise SbpError(
                 f"to_global: no parameter or buffer is called {pattern!r}, nor an axis of {placement!r}\n"
-                f"  there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"  there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}\n"
+                f"  {did_you_mean(pattern, [*names, *axes], 'write one of them')}"
             )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -48,6 +48,7 @@ class Prediction:
     work: Work
     resting: RestingBytes
     jittered: JitteredStep | None = None  # where devices compute unevenly
+    unit: Literal["tokens", "samples"] = "tokens"  # what `tokens` counts: a batch of images has no words
 
     @property
     def fits(self) -> bool:
@@ -99,7 +100,7 @@ class Prediction:
         fits = f"fits: {room(device)}" if self.fits else f"does not fit: {room(device)}"
         made = [
             f"{self.ranks} x {device.name}, {fits}",
-            f"  step     {duration(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s, "
+            f"  step     {duration(self.seconds)}, {self.tokens_per_second:,.0f} {self.unit}/s, "
             f"{self.tokens_per_second / self.ranks:,.0f} a device, {self.utilization:.1%} of the peak",
         ]
         made += [f"  {'parts' if not at else '':8} {line}" for at, line in enumerate(bar(self.parts))]
@@ -124,7 +125,7 @@ class Prediction:
         parts = [(part, duration(seconds), f"{seconds / whole:.1%}") for part, seconds in self.parts.items()]
         figures = [
             ("a step", duration(self.seconds)),
-            ("tokens a second", f"{self.tokens_per_second:,.0f}"),
+            (f"{self.unit} a second", f"{self.tokens_per_second:,.0f}"),
             ("of the peak", f"{self.utilization:.1%}"),
             ("on the fullest rank", volume(self.checked.memory)),
             ("assumed", self.checked.device.said),
@@ -140,6 +141,7 @@ class Prediction:
             "ranks": self.ranks,
             "samples": self.samples,
             "tokens": self.tokens,
+            "unit": self.unit,
             "seconds": self.seconds,
             "parts": self.parts,
             "tokens_per_second": self.tokens_per_second,
@@ -190,4 +192,4 @@ def predicted(step: Step, checked: Checked, batch: Any, ranks: int, jitter: Jitt
     words, samples = words_of(batch), samples_of(batch)
     work, rest = checked.report.work, RestingBytes.of(step)
     found = jittered(step, checked.report, uneven) if uneven else None
-    return Prediction(checked, ranks, samples, words or samples, work, rest, found)
+    return Prediction(checked, ranks, samples, words or samples, work, rest, found, "tokens" if words else "samples")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...placement import Placement
-from ...placement.errors import DtypeError, SbpError, ShapeError, some_of
+from ...placement.errors import DtypeError, SbpError, ShapeError, nearest, some_of
 from ...placement.world import world
 from ...sbp import Layout, State
-from ..model.paths import near, no_such_name
+from ..model.paths import meant_path
 from ..model.slots import slots, tied
 from ..tensors.tensor import GlobalTensor
 
@@ -103,7 +103,8 @@ def _renamed(given: list[str], names: NewNames | None) -> dict[str, str]:
         found[called] = name
     for pattern in () if names is None or callable(names) else names:
         if not any(name == pattern or _regex(pattern).fullmatch(name) for name in given):
-            raise SbpError(f"flow.refit: names= has a name that the source has not: {no_such_name(pattern, given)}")
+            meant = meant_path(pattern, given)
+            raise SbpError(f"flow.refit: names= has {pattern!r}, and the source nothing called so\n  {meant}")
     return found
 
 
@@ -130,11 +131,11 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _other_names(target: nn.Module, missing: list[str], unused: list[str]) -> SbpError:
-    nearest = near(missing[0], unused)
+    near = " or ".join(nearest(missing[0], unused))
     return SbpError(
         f"flow.refit: the source has nothing for {some_of(missing)} of the target's {type(target).__name__}\n"
         + (f"  of the source is not taken: {some_of(unused)}\n" if unused else "")
-        + (f"  nearest: {nearest}\n" if nearest else "")
+        + (f"  nearest: {near}\n" if near else "")
         + "  say what is called otherwise, names={'name in the source': 'name in the target'}"
         + "; stars stand for what they met"
     )

@@ -8,14 +8,13 @@
 Each is checked where it is named, on all ranks, and opened for its first line, by the one that writes.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from ...placement.errors import MissingError, SbpError
+from ...placement.errors import MissingError, SbpError, did_you_mean
 from .figures import Value
 
 __all__ = ["FigureLine", "LineSink", "sinks_of"]
@@ -124,9 +123,8 @@ def _sink(to: object, start: int) -> LineSink:
         word, _, rest = to.partition(":")
         if word in WORDS and rest:
             return TensorBoardFolder(rest, start) if word == "tensorboard" else WandbRun(rest)
-        near = difflib.get_close_matches(word, WORDS, n=1)
-        hint = f"; did you mean {near[0] + ':' + (rest or 'NAME')!r}?" if near else ""
-        raise SbpError(f"watch: no sink is called {to!r}{hint}{HINT}")
+        meant = did_you_mean(to, [f"{each}:{rest or 'NAME'}" for each in WORDS], "give one of those")
+        raise SbpError(f"watch: no sink is called {to!r}{HINT}\n  {meant}")
     if isinstance(to, str | Path):
         if Path(to).suffix == ".jsonl":
             return JsonFile(Path(to))

@@ -11,7 +11,7 @@ from torch import nn
 import sbpflow as flow
 from sbpflow import S
 from sbpflow.boxing import Explanation
-from sbpflow.placement.errors import MissingError
+from sbpflow.placement.errors import SbpError
 
 
 def of_calls() -> Explanation:
@@ -35,7 +35,7 @@ def test_every_explanation_is_saved_as_page_data_and_text(of: Callable[[], Expla
     assert said.save(tmp_path / "said.html").read_text() == said.html()
     assert said.html().startswith("<!DOCTYPE html>")
     assert said._repr_html_().startswith("<pre>")
-    with pytest.raises(MissingError, match=r"said\.svg.*\.html, \.json, \.txt(.|\n)*draw"):
+    with pytest.raises(SbpError, match=r"said\.svg.*\.html, \.json, \.txt(.|\n)*draw"):
         said.save(tmp_path / "said.svg")
 
 

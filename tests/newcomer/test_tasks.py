@@ -70,12 +70,21 @@ def test_find_why_a_step_is_slow(desk: Desk) -> None:
 
 
 def test_fit_a_model_into_less_memory(desk: Desk) -> None:
-    """The plan that is found stays within what the one that was written takes too much of."""
+    """The plan that is found stays within what the one that was written takes too much of, and trains."""
     page = plan_and_model(desk)
     assert "wrote small.plan" in desk.does(page.command("--memory 0.04"))
     told = desk.does(page.command("diff my.plan small.plan") + " --json")
     written, found = map(int, re.findall(r'^ +"memory": (\d+),$', told, re.MULTILINE))
     assert written > 0.04 * 2**30 >= found
+    train = page.block("py", 'plan="small.plan"')
+    desk.keep("train.py", train)
+    assert desk.does("python train.py").splitlines() == printed(train)
+    told = desk.does(page.told("torchrun --nproc-per-node 4 train.py"))
+    losses = printed(train)[0].split()
+    assert sorted(re.findall(r"\d\.\d{4}", told)) == sorted(losses * 4)  # lines of processes may run together
+    plan = desk.folder / "small.plan"
+    plan.write_text(re.sub(r"(?<=expect memory <= )\d+", "1000", plan.read_text()))
+    assert "line 9: this does not hold: the fullest rank takes 40 MiB" in desk.does("python train.py", code=1)
 
 
 def plan_and_model(desk: Desk) -> Page:

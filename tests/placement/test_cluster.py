@@ -243,9 +243,9 @@ def test_a_file_that_does_not_fit_says_where(old: str, new: str, message: str, t
         (
             lambda: cluster("h10"),
             "no cluster is called 'h10'\n"
-            "  known are cpu, a100x8, h100x8, h200x8, v100x8, gb200x72, b200x8, flat, two_level; "
-            "did you mean 'h100x8'?\n"
-            "  a description of your own is a file, cluster('mine.toml')",
+            "  known are cpu, a100x8, h100x8, h200x8, v100x8, gb200x72, b200x8, flat, two_level\n"
+            "  a description of your own is a file, cluster('mine.toml')\n"
+            "  did you mean 'h100x8'?",
         ),
         (lambda: cluster("no.toml"), "cannot read cluster file 'no.toml'\n  found No such file or directory"),
         (

@@ -87,7 +87,7 @@ def test_what_needs_a_missing_card_names_the_line_and_where_it_can_run() -> None
 
 
 def test_a_gpu_is_taken_for_the_first_kind_of_card(xpu: DeviceFamily) -> None:
-    with pytest.raises(flow.PlacementError, match="known are cpu, cuda, xpu; did you mean 'cuda'"):
+    with pytest.raises(flow.PlacementError, match="known are cpu, cuda, xpu\n  did you mean 'cuda'"):
         flow.placement("gpu", range(2))
 
 

@@ -2,11 +2,12 @@
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sbpflow.placement import cluster, errors, placement
-from sbpflow.placement.errors import PlacementError, SbpflowError, caret
+from sbpflow.placement.errors import PlacementError, SbpflowError, caret, did_you_mean
 from sbpflow.sbp import layout
 
 
@@ -98,3 +99,29 @@ def test_more_ranks_than_any_machine_has_are_refused_before_they_are_counted_out
 def test_a_range_without_end_is_refused(ranks: range) -> None:
     with pytest.raises(PlacementError, match="at most 1048576 ranks"):
         placement("cpu", ranks)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("lnear", "did you mean 'linear'?"),
+        ("LINEAR", "did you mean 'linear'?"),
+        ("layer1", "did you mean 'layer3' or 'layer2'?"),
+        ("zzz", "there are linear, layer2, layer3, inner"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_the_nearest(word: str, said: str) -> None:
+    """A second one only if it is as near: of 'lnear', 'inner' is not."""
+    assert did_you_mean(word, ["linear", "layer2", "layer3", "inner"]) == said
+
+
+def test_many_words_are_listed_in_part() -> None:
+    assert did_you_mean("zzz", map(str, range(100))).endswith(", 28, 29 and 70 more")
+    assert did_you_mean("zzz", ()) == "there are none"
+
+
+def test_the_question_is_asked_in_one_place() -> None:
+    rooms = Path(errors.__file__).resolve().parents[1]
+    code = [path for room in ("placement", "sbp", "boxing", "actors", "nn") for path in (rooms / room).rglob("*.py")]
+    asking = [path.name for path in code if "get_close_matches" in path.read_text(encoding="utf-8")]
+    assert asking == ["errors.py"]

@@ -223,7 +223,7 @@ INDEXED = "a placement is indexed by ints, slices and `...`, not {}\n  in " + P
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda p: p.at(pip=0), f"no axis 'pip' in {P}\n  its axes are pipe, data; did you mean 'pipe'?"),
+        (lambda p: p.at(pip=0), f"no axis 'pip' in {P}\n  its axes are pipe, data\n  did you mean 'pipe'?"),
         (lambda p: p.axis("x"), f"no axis 'x' in {P}\n  its axes are pipe, data"),
         (lambda p: p.axis(2), f"no axis 2 in {P}\n  its axes are pipe, data"),
         (
@@ -291,11 +291,11 @@ INDEXED = "a placement is indexed by ints, slices and `...`, not {}\n  in " + P
         (lambda p: placement("cpu", ["0"]), "ranks are whole numbers\n  found '0' of type str" + WHOLE),
         (
             lambda p: placement("cuba", 0),
-            "unknown device type 'cuba'\n  known are cpu, cuda; did you mean 'cuda'?",
+            "unknown device type 'cuba'\n  known are cpu, cuda\n  did you mean 'cuda'?",
         ),
         (
             lambda p: placement("gpu", 0),
-            "unknown device type 'gpu'\n  known are cpu, cuda; did you mean 'cuda'?",
+            "unknown device type 'gpu'\n  known are cpu, cuda\n  did you mean 'cuda'?",
         ),
         (
             lambda p: placement("cpu:[0]", [0]),

@@ -61,7 +61,7 @@ def test_what_cannot_be_read_is_pointed_at(text: str, pos: int, message: str) ->
 @pytest.mark.parametrize(
     ("text", "pos", "first", "last"),
     [
-        ("gpu:[0]", 0, "unknown device type 'gpu'", "\n  known are cpu, cuda; did you mean 'cuda'?"),
+        ("gpu:[0]", 0, "unknown device type 'gpu'", "\n  known are cpu, cuda\n  did you mean 'cuda'?"),
         ("cpu:[3-1]", 5, "the range 3-1 runs backwards", "\n  a range ascends: 1-3"),
         ("cpu:[0-3, 2]", 10, "a placement holds each rank once, but 2 stands twice", ""),
         ("cpu:[0-3] as (3)", 14, "the grid has 3 places, but 4 ranks are given", ""),

@@ -10,7 +10,7 @@ import torch
 from lark import Token
 
 from ....placement import Placement, placement
-from ....placement.errors import SbpflowError
+from ....placement.errors import SbpflowError, did_you_mean
 from ....placement.structure import mapped
 from ....sbp import B, Layout, P, S, Sbp, State, layout
 from ....sbp.logical import OffloadPlace
@@ -32,7 +32,6 @@ from .syntax import (
     Typed,
     WrittenLayout,
     name_of,
-    near,
     read,
     whole,
 )
@@ -107,7 +106,7 @@ class _Reader:
         offload: Token | None,
     ) -> Source:
         if kind not in KINDS:
-            raise Misread(kind, f"{str(kind)!r} is no kind of source", near(kind, KINDS))
+            raise Misread(kind, f"{str(kind)!r} is no kind of source", did_you_mean(kind, KINDS))
         value = self.defined(typed)
         grads, states = (None if lie is None else self.lie(lie, value.layout) for lie in rests)
         if offload is not None and offload not in get_args(OffloadPlace):
@@ -194,9 +193,9 @@ class _Reader:
         value = self.values.get(name)
         if value is None:
             made = (y.name for line in self.lines if isinstance(line, CallLine) for y in line.outputs)
-            words = [f"%{known}" for known in self.values]
             later = any(name_of(other) == name for other in made)
-            fix = "it is made further down" if later else near(f"%{name}", words) if words else "no value stands above"
+            meant = did_you_mean(f"%{name}", [f"%{known}" for known in self.values])
+            fix = "it is made further down" if later else meant if self.values else "no value stands above"
             raise Misread(token, f"unknown value {token}", fix)
         return value
 
@@ -215,7 +214,7 @@ class _Reader:
         name = lie.place or "p0"
         place = self.places.get(name)
         if place is None:
-            fix = near(name, list(self.places)) if self.places else "write p0 = cpu:[0-3] above"
+            fix = did_you_mean(name, list(self.places)) if self.places else "write p0 = cpu:[0-3] above"
             raise Misread(lie.place or lie.sbp[0], f"unknown placement {name}", fix)
         if lie.type is not None:
             dtype, shape = _typed(lie.type)
@@ -251,7 +250,7 @@ class _Reader:
                 case "window":
                     windows[_dim(note, len(shape))] = _window(note)
                 case other:
-                    fix = near(other, ["dim 0", "partial", "reduction", "gradient", "window 0"])
+                    fix = did_you_mean(other, ["dim 0", "partial", "reduction", "gradient", "window 0"])
                     raise Misread(note.about, f"{other!r} says nothing of a layout", fix)
         held = State(tuple(dims), state.partial, state.reduction, tuple(windows) if any(windows) else ())
         return Layout(place, held, shape, dtype, partial, plain.sbp)
@@ -275,7 +274,7 @@ def _typed(token: Token) -> tuple[torch.dtype, tuple[int, ...]]:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         known = [word for word in dir(torch) if isinstance(getattr(torch, word), torch.dtype)]
-        raise Misread(token, f"unknown dtype {name!r}", near(name, known))
+        raise Misread(token, f"unknown dtype {name!r}", did_you_mean(name, known))
     parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
     if not all(part.isdecimal() for part in parts):
         raise Misread(token, f"[{sizes}] is no shape", "sizes are whole numbers from 0", offset=len(name))
@@ -311,7 +310,7 @@ def _factor(factor: Factor, place: Placement, *, holes: bool) -> int:
     if isinstance(axis, int) and 0 <= axis < place.ndim:
         return axis
     if place.names is None or axis not in place.names:
-        raise Misread(first, f"{place} has no axis {first}", near(str(axis), names))
+        raise Misread(first, f"{place} has no axis {first}", did_you_mean(str(axis), names))
     return names.index(str(axis))
 
 

@@ -4,7 +4,6 @@ import math
 import re
 from ast import literal_eval
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import torch
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
-from ....placement.errors import SbpError, caret
+from ....placement.errors import SbpError, caret, did_you_mean
 from ....sbp.call import Indices
 from ....sbp.logical import Origin, Round, SavedOffload
 
@@ -28,7 +27,6 @@ __all__ = [
     "Note",
     "Typed",
     "name_of",
-    "near",
     "read",
     "whole",
 ]
@@ -135,12 +133,6 @@ class GraphLine(NamedTuple):
     parts: tuple[Any, ...]
 
 
-def near(word: str, known: list[str]) -> str:
-    """The fix for a word that is not known."""
-    found = get_close_matches(word, known, 3, 0.5)
-    return f"did you mean {' or '.join(found)}?" if found else f"known are {', '.join(known[:12])}"
-
-
 @v_args(inline=True)
 class _Build(Transformer[Token, Any]):
     """Lines from the grammar's rules, which carry the names of these methods."""
@@ -238,7 +230,7 @@ class _Build(Transformer[Token, Any]):
         if isinstance(found, _KINDS):
             return found
         known = [*_CONSTANTS, *(name for name in dir(torch) if isinstance(getattr(torch, name), _KINDS))]
-        raise Misread(word, f"{str(word)!r} is no constant, dtype, layout or memory format", near(word, known))
+        raise Misread(word, f"{str(word)!r} is no constant, dtype, layout or memory format", did_you_mean(word, known))
 
     def listed(self, *parts: Any) -> list[Any]:
         return list(parts)

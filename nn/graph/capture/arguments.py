@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ....boxing import box
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, did_you_mean
 from ....placement.structure import ATOMS, parts, replaced, walk
 from ....placement.world import device, owned
 from ....sbp import Layout
@@ -194,11 +193,10 @@ def input_flows(
         if not fits and any(name == path or name.startswith(f"{path}.") or met(name, [path]) for path in held):
             continue
         if not inside:
-            like = get_close_matches(name, titles.values(), 1)
-            meant = f"did you mean {like[0]}?" if like else "say it of one of these"
             raise FlowError(
                 f"{graph}: inputs= says how {name} lies, and there is no such argument\n"
-                f"  its tensors are {', '.join(titles.values()) or 'none'}\n  {meant}",
+                f"  its tensors are {', '.join(titles.values()) or 'none'}\n"
+                f"  {did_you_mean(name, titles.values(), 'say it of one of these')}",
                 of=name,
                 side="argument",
             )

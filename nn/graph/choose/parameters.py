@@ -200,7 +200,7 @@ def _check_kept(name: str, value: GlobalTensor, hint: Any) -> None:
     if any(value.sbp[a] != hint[a] for a in axes):
         raise SbpError(
             f"{name} {tuple(value.shape)} is to be {hint}, and is global already as {value.sbp}\n"
-            f"  a graph leaves it where it is; say it before the first, or move it: flow.nn.to_global(model, ...)"
+            f"  a step leaves it where an earlier one has put it: make the model anew, or move it by flow.nn.to_global"
         )
 
 

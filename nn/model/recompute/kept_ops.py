@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 import torch
 
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, did_you_mean
 
 __all__ = ["EVERY_SECOND", "FUSED", "PRODUCTS", "SOFTMAX", "KeptOps", "kept_ops"]
 
@@ -90,10 +89,7 @@ def _kernels(word: str) -> frozenset[str]:
             *WORDS,
             *(full.partition(".")[0].removeprefix("aten::") for full in torch._C._dispatch_get_all_op_names()),
         ]
-        near = get_close_matches(word, dict.fromkeys(known), 3)
-        meant = (
-            f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(WORDS)}, and all ops"
-        )
+        meant = did_you_mean(word, known, f"there are {', '.join(WORDS)}, and all ops")
         raise SbpError(f"recompute: there is no op called {word!r}\n  {meant}")
     each: Any = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
     if all(op._can_decompose() for op in each):

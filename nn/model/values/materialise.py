@@ -24,7 +24,8 @@ from ....sbp.layout import memory_order
 from ...tensors import seeds
 from ...tensors.factories import _fresh, whole_everywhere
 from ...tensors.tensor import GlobalTensor, wrap
-from ..annotate import hints_of, near, placement_of
+from ..annotate import hints_of, placement_of
+from ..paths import meant_path
 from ..replacement import check_replaceable, replace
 from ..slots import TensorSlot, joined_path, put, slots, tied
 from .initialisers import Initialisers, blank, initialisers, ours, written
@@ -124,7 +125,7 @@ def _lies(model: nn.Module, given: Mapping[str, Layout | SbpLike]) -> dict[int, 
         if full not in ids:
             raise SbpError(
                 f"materialise: no parameter or buffer is called {full!r}\n"
-                f"  there are {len(ids)}" + (f"; did you mean {close}?" if (close := near(full, ids)) else "")
+                f"  there are {len(ids)}\n  {meant_path(full, ids)}"
             )
     places, hints = placement_of({"": model}), hints_of({"": model})
     said: dict[int, Any] = {ids[full]: hint for full, hint in hints.items()}

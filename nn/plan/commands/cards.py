@@ -5,11 +5,10 @@ The kinds are those of the presets: one that is called h100x8 has 8 H100 in a no
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from ....placement import Cluster
 from ....placement.cluster import presets
-from ....placement.errors import SbpError
+from ....placement.errors import SbpError, nearest
 
 __all__ = ["CardKind", "card_kinds", "cards_of"]
 
@@ -72,7 +71,7 @@ def cards_of(said: str) -> tuple[int | None, CardKind]:
     known = card_kinds()
     kind = {each.lower(): of for each, of in known.items()}.get(name.lower())
     if kind is None or (many and (not many.isdigit() or int(many) < 1)):
-        near = kind.name if kind else get_close_matches(name.upper(), known, 1, 0.0)[0]
+        near = kind.name if kind else [*nearest(name, known), *known][0]
         raise SbpError(
             f"--gpus {said} is not understood\n"
             f"  write so many cards of a kind, as in 8x{near}; known are {', '.join(known)}\n"

@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ....placement.errors import MissingError, SbpError
+from ....placement.errors import MissingError, SbpError, did_you_mean, some_of
 
 __all__ = ["NamedModel", "model_called"]
 
@@ -51,12 +50,9 @@ def _made(name: str, samples: int, tokens: int) -> NamedModel:
     module = _file(Path(where)) if where.endswith(".py") else _module(where)
     make = getattr(module, function, None)
     if not callable(make):
-        known = [each for each in vars(module) if not each.startswith("_")]
-        near = get_close_matches(function, known, 1)
-        raise SbpError(
-            f"{where} has no function called {function!r}\n  "
-            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known[:8])}")
-        )
+        known = _makers(module)
+        has = f"it has {some_of(known, 8)}" if known else "write one that returns the model"
+        raise SbpError(f"{where} has no function called {function!r}\n  {did_you_mean(function, known, has)}")
     made = make()
     model, *more = made if isinstance(made, tuple) else (made,)
     if not isinstance(model, nn.Module):
@@ -68,11 +64,20 @@ def _made(name: str, samples: int, tokens: int) -> NamedModel:
     return NamedModel(type(model).__name__, model, batch, more[1] if len(more) > 1 else None)
 
 
+def _makers(module: ModuleType) -> list[str]:
+    """Names of what may make a model: the functions of a module that are its own, and then its classes."""
+    made = {name: each for name, each in vars(module).items() if callable(each) and not name.startswith("_")}
+    own = [name for name, each in made.items() if getattr(each, "__module__", None) == module.__name__]
+    return sorted(own, key=lambda name: isinstance(made[name], type))
+
+
 def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if not name.startswith(error.name or name):  # it is there, and imports what is not
+            raise
         raise SbpError(
             f"cannot import {name!r}: {error}\n  write package.module:function, or file.py:function"
         ) from None
@@ -102,6 +107,8 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
         ) from None
     path = Path(name)
     if path.exists():
+        if path.suffix == ".py":
+            raise SbpError(f"{name} is Python, in which a function makes the model\n  write {name}:{_first(path)}")
         try:
             config = transformers.AutoConfig.from_pretrained(path)
             classes = json.loads((path / "config.json" if path.is_dir() else path).read_text()).get("architectures")
@@ -114,14 +121,9 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
         return NamedModel(type(model).__name__, model, _words(model, samples, tokens))
     cls: Any = getattr(transformers, name, None) if name.isidentifier() else None
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        near = get_close_matches(name, dir(transformers), 3)
         raise SbpError(
             f"no model is called {name!r}\n  "
-            + (
-                f"did you mean {' or '.join(near)}?"
-                if near
-                else "write a class of transformers, such as LlamaForCausalLM"
-            )
+            + did_you_mean(name, dir(transformers), "write a class of transformers, such as LlamaForCausalLM")
             + "\n  a model of your own is module:function, or file.py:function"
         )
     make: Any = cls
@@ -129,6 +131,11 @@ def _of_transformers(name: str, samples: int, tokens: int) -> NamedModel:
     _starts(config)
     model = make(config)
     return NamedModel(name, model, _words(model, samples, tokens))
+
+
+def _first(path: Path) -> str:
+    """The name of a function that may be meant."""
+    return next(iter(_makers(_file(path))), "FUNCTION")
 
 
 def _starts(config: Any) -> None:

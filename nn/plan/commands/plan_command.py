@@ -32,7 +32,10 @@ __all__ = ["checked", "named", "run_check", "run_plan"]
 def named(asked: Namespace, name: str) -> NamedModel:
     """The model that a user means."""
     tell(f"making {name} on meta")
-    return model_called(name, asked.batch, asked.tokens)
+    found = model_called(name, asked.batch, asked.tokens)
+    if found.loss_fn is None and not hasattr(found.model, "config"):  # models of transformers have a loss
+        tell(f"{name} names no loss function: the loss is the result's own, or else the mean of its first tensor")
+    return found
 
 
 def checked(asked: Namespace, of: NamedModel, path: Path, jitter: Jitter | None = None) -> Prediction:

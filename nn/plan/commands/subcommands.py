@@ -6,7 +6,7 @@ python -m sbpflow plan LlamaForCausalLM --gpus xH100 --sweep 8..1024    a table 
 python -m sbpflow check my.plan LlamaForCausalLM --cluster h100x8*2
 python -m sbpflow explain my.plan LlamaForCausalLM
 python -m sbpflow report my.plan LlamaForCausalLM -o step.html
-python -m sbpflow draw LlamaForCausalLM my.plan -o step.svg
+python -m sbpflow draw my.plan LlamaForCausalLM -o step.svg
 python -m sbpflow diff a.plan b.plan
 python -m sbpflow diff --html a.plan b.plan LlamaForCausalLM    a page of both side by side
 python -m sbpflow simulate LlamaForCausalLM my.plan
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ....boxing.graph.report.page_diff import page_of_two
-from ....placement.errors import ASKED, SbpError
+from ....placement.errors import ASKED, SbpError, SbpflowError
 from ...graph.capture.interceptor import WHILE_CAPTURED
 from ...graph.step import Step
 from ..check import Checked, planned_step, priced_by, stepped
@@ -30,11 +30,13 @@ from ..training import PUBLISHED
 from .cards import card_kinds
 from .model_source import NamedModel
 from .plan_command import checked, named, run_check, run_plan
-from .words import one_of
+from .users_error import told_of_user
+from .words import count, one_of
 
 __all__ = ["add_commands", "run_command"]
 
 PAGE = Path("step.html")
+PICTURE = Path("step.svg")
 
 
 def add_commands(commands: Any) -> None:
@@ -63,19 +65,17 @@ def add_commands(commands: Any) -> None:
     reporting = _command(commands, "report", "write the page of a step under a plan", f"{_PAIR} -o {PAGE}")
     _plan_first(reporting)
     reporting.add_argument("-o", "--out", type=Path, default=PAGE, metavar="FILE", help=f"a page (default {PAGE})")
-    drawing = _command(commands, "draw", "draw the step of a model under a plan", "MODEL my.plan -o step.svg")
-    _model_of(drawing)
-    drawing.add_argument("plan", metavar="PLAN", type=Path)
-    drawing.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE", help=".svg, .png, .pdf, .dot or .html"
-    )
-    differing = _command(commands, "diff", "show what two plans say differently", "a.plan b.plan")
+    drawing = _command(commands, "draw", "draw the step of a model under a plan", f"{_PAIR} -o {PICTURE}")
+    _plan_first(drawing)
+    pictures = f".svg, .png, .pdf, .dot or .html (default {PICTURE})"
+    drawing.add_argument("-o", "--out", type=Path, default=PICTURE, metavar="FILE", help=pictures)
+    differing = _command(commands, "diff", "show what two plans say differently", "a.plan b.plan MODEL -o diff.html")
     differing.add_argument("a", type=Path)
     differing.add_argument("b", type=Path)
     differing.add_argument("named", metavar="MODEL", nargs="?", help="also what each costs for a model")
     differing.add_argument("--model", metavar="MODEL", help="the same, by its name")
-    differing.add_argument("--html", action="store_true", help="a page of both side by side, for a model")
-    differing.add_argument("-o", "--out", type=Path, default=Path("diff.html"), metavar="FILE", help="(diff.html)")
+    differing.add_argument("--html", action="store_true", help="a page of both side by side, for a model: diff.html")
+    differing.add_argument("-o", "--out", type=Path, metavar="FILE", help="the same page in another file")
     _batch_of(differing)
 
 
@@ -117,9 +117,9 @@ def _model_of(parser: ArgumentParser) -> None:
 
 def _batch_of(parser: ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="NAME", help="prices, such as h100x8*16 or a .toml file")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples, where the model comes without")
-    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="tokens of each (default 1024)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks, of which `*` in a grid is what is left")
+    parser.add_argument("--batch", type=count, default=8, metavar="N", help="samples, where the model comes without")
+    parser.add_argument("--tokens", type=count, default=1024, metavar="N", help="tokens of each (default 1024)")
+    parser.add_argument("--ranks", type=count, metavar="N", help="ranks, of which `*` in a grid is what is left")
 
 
 def _failures_of(parser: ArgumentParser) -> None:
@@ -143,24 +143,34 @@ def _jitter_of(parser: ArgumentParser) -> None:
 def run_command(asked: Namespace) -> None:
     """Run one of them. Where no line of the user made an op, as where torch's own module is the model, the name that
     the user gave the model stands for it."""
-    if asked.command in ("check", "explain", "report"):
-        _in_order(asked)
+    _in_order(asked)
     of = {"check": run_check, "plan": run_plan, "explain": _explain, "report": _report, "draw": _draw}
-    ASKED.append(next((name for word in ("model", "named", "schedule") if (name := getattr(asked, word, None))), ""))
+    model = next((name for word in ("model", "named", "schedule") if (name := getattr(asked, word, None))), "")
+    ASKED.append(model)
     try:
         {**of, "diff": _diff, "simulate": _simulate}[asked.command](asked)
     except Exception as error:
-        if not any(note.startswith(WHILE_CAPTURED) for note in getattr(error, "__notes__", ())):
+        if isinstance(error, SbpflowError):
             raise
-        raise SbpError("\n  ".join(str(error).splitlines() + error.__notes__)) from None  # torch's word on the model
+        if any(note.startswith(WHILE_CAPTURED) for note in getattr(error, "__notes__", ())):
+            raise SbpError(
+                "\n  ".join(str(error).splitlines() + error.__notes__)
+            ) from None  # torch's word on the model
+        told = told_of_user(error, model)
+        if told is None:
+            raise
+        raise SbpError(told) from None
     finally:
         ASKED.pop()
 
 
 def _in_order(asked: Namespace) -> None:
-    """Take MODEL PLAN as PLAN MODEL, where it is plain which is which."""
-    if Path(asked.model).suffix == ".plan" and asked.plan.suffix != ".plan":
-        asked.plan, asked.model = Path(asked.model), str(asked.plan)
+    """Take a plan and a model in either order, where it is plain which is which."""
+    name = "schedule" if asked.command == "simulate" else "model"
+    plan, model = getattr(asked, "plan", None), getattr(asked, name, None)
+    if plan is not None and model is not None and Path(model).suffix == ".plan" and plan.suffix != ".plan":
+        asked.plan = Path(model)
+        setattr(asked, name, str(plan))
 
 
 def _explain(asked: Namespace) -> None:
@@ -205,7 +215,7 @@ def _wrote(asked: Namespace, path: Path) -> None:
 def _diff(asked: Namespace) -> None:
     a, b, model = Plan.load(asked.a), Plan.load(asked.b), asked.model or asked.named
     found = diff(a, b)
-    if asked.html:
+    if asked.html or asked.out:
         _diff_page(asked, found, a, b, model)
         return
     if not asked.json:
@@ -225,16 +235,19 @@ def _diff_page(asked: Namespace, said: PlanDiff, a: Plan, b: Plan, model: str | 
     """Write the page of two plans, whose steps are planned for a model."""
     if model is None:
         raise SbpError(
-            "diff --html draws the steps of both plans, so it needs a model\n"
+            "the page of two plans draws the steps of both, so it needs a model\n"
             f"  name it: python -m sbpflow diff --html {asked.a} {asked.b} MODEL"
         )
+    out = asked.out or Path("diff.html")
+    if out.suffix != ".html":
+        raise SbpError(f"-o {out}: two plans side by side are a page\n  write -o {out.with_suffix('.html')}")
     of = named(asked, model)
     plans = [_stepped_by(each, asked, of)[1] for each in (a, b)]
     lines = [(row.change, str(row.a or ""), str(row.b or "")) for row in said.rows]
     one, other = (each.report for each in plans)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(page_of_two((str(asked.a), str(asked.b)), lines, one, other), encoding="utf-8")
-    _wrote(asked, asked.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page_of_two((str(asked.a), str(asked.b)), lines, one, other), encoding="utf-8")
+    _wrote(asked, out)
 
 
 def _simulate(asked: Namespace) -> None:
@@ -247,7 +260,7 @@ def _simulate(asked: Namespace) -> None:
         raise SbpError(
             f"{asked.plan} has no pipeline, so that there is no course of micro-batches\n"
             "  give it one, as in pipe model.layers over pipe by 1f1b, 8 micro-batches; or see its moves: "
-            "python -m sbpflow plan MODEL PLAN"
+            "python -m sbpflow explain PLAN MODEL"
         )
     schedule, costs, many = pieces.options.policy, pieces.costs(), pieces.options.micro_batches
     stages = len(pieces.course().stages)

@@ -2,24 +2,19 @@
 
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["CommandParser", "nearest", "one_of"]
+from ....placement.errors import did_you_mean
+
+__all__ = ["CommandParser", "count", "one_of"]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The words that may be meant, as a question, or all that are known.
-
-    >>> nearest("chek", ["check", "plan"])
-    "did you mean 'check'?"
-    >>> nearest("x", ["check", "plan"])
-    'there are check, plan'
-    """
-    words = list(known)
-    near = get_close_matches(word, words, 2, 0.6)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(words)}"
+def count(text: str) -> int:
+    """A number of 1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}: give a number of 1 or more")
+    return int(text)
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -27,7 +22,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def taken(word: str) -> str:
         if word not in words:
-            raise ArgumentTypeError(f"{word!r} is none of them\n  {nearest(word, words)}")
+            raise ArgumentTypeError(f"{word!r} is none of them\n  {did_you_mean(word, words)}")
         return word
 
     return taken
@@ -57,7 +52,7 @@ class CommandParser(ArgumentParser):
         known: dict[str, Any] = dict(self.commands.choices or {}) if self.commands else {}
         first = next((word for word in words if not word.startswith("-")), None)
         if known and first is not None and first not in known:
-            self.error(f"no command is called {first!r}\n  {nearest(first, known)}")
+            self.error(f"no command is called {first!r}\n  {did_you_mean(first, known)}")
         found, more = self.parse_known_args(words)
         if more:
             known.get(getattr(found, "command", ""), self).refuse(more[0])
@@ -67,7 +62,7 @@ class CommandParser(ArgumentParser):
         """End with an error on a word that is too many, or not known."""
         name = word.partition("=")[0]
         if name.startswith("-"):
-            self.error(f"no option is called {name}\n  {nearest(name, self.flags)}")
+            self.error(f"no option is called {name}\n  {did_you_mean(name, self.flags)}")
         self.error(f"{word!r} is one word too many")
 
     def error(self, message: str) -> NoReturn:

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import nn
 
+from ....placement.errors import did_you_mean
 from ....sbp import Sbp
 from ...model.flows import is_called
-from ...model.paths import met, near
+from ...model.paths import meant_path, met
 from .axes import AxisEntries, Grids
 from .terms import Columns, Kind
 
@@ -150,17 +151,14 @@ class Assigning:
         return self._tied[id(self.parameters[name])]
 
     def _nothing(self, line: Statement, path: str, names: Iterable[str]) -> LineFault:
-        meant = near(path.replace("**", "*"), names)
         kind = type(self.model).__name__
-        fix = f"did you mean {meant}?" if meant else "see all names: print(flow.nn.annotations(model))"
-        return LineFault(line, "path", f"{kind} has nothing called {path}\n  {fix}")
+        return LineFault(line, "path", f"{kind} has nothing called {path}\n  {meant_path(path, names)}")
 
     def known(self, line: Statement, *axes: str) -> None:
         """Refuse an axis that the grid has not."""
         for axis in axes:
             if axis not in self.grids.axes:
-                meant = near(axis, self.grids.axes)
-                fix = f"did you mean {meant}?" if meant else f"its axes are {', '.join(self.grids.axes)}"
+                fix = did_you_mean(axis, self.grids.axes, f"its axes are {', '.join(self.grids.axes)}")
                 raise LineFault(line, f"axis:{axis}", f"the grid has no axis {axis}\n  {fix}")
 
     def pin(self, axes: Axes, line: Statement, entries: AxisEntries) -> None:

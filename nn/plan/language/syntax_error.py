@@ -1,10 +1,10 @@
 """Errors of the syntax in plain words: the words expected in a line, those found, and a line like it."""
 
 import re
-from difflib import get_close_matches
 
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
+from ....placement.errors import did_you_mean, nearest
 from ...model.path_syntax import TextFault
 from . import statements
 
@@ -42,11 +42,11 @@ def expected(code: str, error: UnexpectedInput) -> TextFault:
     said = WORDS | _words(word.lower())
     here = [said.get(name, repr(name.lower())) for name in sorted(allowed)]
     wanted = _listed(here or [WORDS["$END"]]) if at > start else "a statement"
-    meant = get_close_matches(found[0].lower(), re.findall(r"'([^' ]+)", " ".join(here)), 1, 0.7) if found else []
+    meant = did_you_mean(found[0], re.findall(r"'([^' ]+)", " ".join(here)), "") if found else ""
     return TextFault(
         at,
         f"expected {wanted}, found {repr(found[0][:40]) if found else 'the end of the line'}",
-        (f"did you mean {meant[0]!r}? " if meant else "") + f"as in {_example(code, word.lower())}",
+        f"{meant} as in {_example(code, word.lower())}".lstrip(),
     )
 
 
@@ -77,9 +77,10 @@ def _misread(code: str, start: int, word: str, at: int, allowed: set[str]) -> Te
     """A mistake that is known, of which more can be said than what was expected."""
     known = examples()
     if word.lower() not in known and allowed & {"COLON", "INTO", "OUT"}:  # it was taken for a path
-        meant = get_close_matches(word.lower(), [each for each in known if each.isalpha()], 1, 0.7)
-        if meant:
-            return TextFault(start, f"no line begins with {word[:40]!r}", f"did you mean {known[meant[0]]!r}?")
+        heads = [each for each in known if each.isalpha()]
+        for near in nearest(word, heads)[:1]:
+            fix = f"{did_you_mean(word, heads)} as in {known[near]}"
+            return TextFault(start, f"no line begins with {word[:40]!r}", fix)
     lone = re.search(r"\b([SBP])\s*$", code[:at]) if allowed == {"EQUAL"} else None
     if lone is not None:
         return TextFault(lone.start(), f"this {lone[1]} is of no axis", "name the axis, as in data=S(0)")

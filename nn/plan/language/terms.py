@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Collection
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from ....placement.errors import PlacementError, SbpError
+from ....placement.errors import PlacementError, SbpError, did_you_mean
 from ....placement.ranks import check_name
 from ....sbp import Broadcast, Partial, Sbp, Split
 from ....sbp.text import parse
@@ -56,9 +55,7 @@ def known_word(token: Token, word: str, known: Collection[str], what: str, at: i
     """The word, if it is known; else a fault with the nearest."""
     if word in known:
         return word
-    close = get_close_matches(word, known, 2, 0.5)
-    fix = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known)}"
-    raise TextFault(column(token) if at is None else at, f"{word[:60]!r} is no {what}", fix)
+    raise TextFault(column(token) if at is None else at, f"{word[:60]!r} is no {what}", did_you_mean(word, known))
 
 
 def once(spans: Columns, part: str, token: Token, what: str) -> None:

@@ -231,7 +231,8 @@ def _ranks_of(said: PlanText | None, which: Cluster | str | Path | None, ranks: 
     if ranks is None and kind == "cpu":
         raise SbpError(
             "flow.find_plan: nothing says on how many ranks the model is to run, and there is no card here\n"
-            '  give it ranks=4, a grid, as in plan="grid (data=4)", or what to plan for, as in cluster="h100x8"'
+            '  give it ranks=4 (--ranks 4), a grid, as in plan="grid (data=4)", or what to plan for, as in '
+            'cluster="h100x8" (--gpus 8xH100)'
         )
     several = len(there.levels) > 1
     # Hosts of unequal numbers of ranks have no axis of their own.

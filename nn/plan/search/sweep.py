@@ -36,6 +36,11 @@ class Sweep:
     rows: tuple[SweepRow, ...]
     stopped: bool
 
+    @property
+    def unit(self) -> str:
+        """Words, or samples where the batch has none."""
+        return next((row.prediction.unit for row in self.rows if row.prediction), "tokens")
+
     def lines(
         self, total: float | None = None, price: float | None = None, failures: Failures = PUBLISHED
     ) -> Iterator[str]:
@@ -43,7 +48,7 @@ class Sweep:
         head = [
             self.kind,
             "step",
-            "tokens/s",
+            f"{self.unit}/s",
             "of peak",
             *(["days"] if total else []),
             *(["money"] if total and price is not None else []),
@@ -61,7 +66,8 @@ class Sweep:
         yield from table((*head, "fits", "plan"), rows, "r" * len(head))
         known = next((row.prediction for row in self.rows if row.prediction), None)
         if known is not None:
-            yield f"a batch of {known.samples:,} samples, {known.tokens:,} tokens, on all of them"
+            words = f", {known.tokens:,} tokens" if self.unit == "tokens" else ""
+            yield f"a batch of {known.samples:,} samples{words}, on all of them"
             yield f"assumed {known.checked.device.said}"
         if total:
             yield f"{total:.3g} tokens, {failures}"

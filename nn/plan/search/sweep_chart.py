@@ -23,7 +23,7 @@ def sweep_chart(of: Sweep) -> str:
     xs = [LEFT + WIDE * log2(one.ranks / low) / wide for one in found]
     below, end = TOP + HIGH + BETWEEN, TOP + 2 * HIGH + BETWEEN
     body = [svg.text(6, 18, _title(of, found), fill=LINE, font_size=13)]
-    body += _speeds(found, xs)
+    body += _speeds(found, xs, f"{of.unit}/s")
     tenths = max(1, ceil(10 * max([one.utilization for one in found], default=1.0)))
     heights = [end - HIGH * 10 * one.utilization / tenths for one in found]
     lines = [(end - HIGH * k / tenths, f"{k / 10:.0%}") for k in range(tenths + 1)]
@@ -32,7 +32,7 @@ def sweep_chart(of: Sweep) -> str:
     marks = [(LEFT + WIDE * log2(row.cards / low) / wide, str(row.cards)) for row in of.rows]
     body += svg.axis(marks, end)
     body.append(svg.text(LEFT + WIDE / 2, end + 34, f"{of.kind}, as many", text_anchor="middle", fill=LINE))
-    words = [([SPEED], "tokens/s"), ([IDLE], "as many times the first"), ([SHARE], "share of the peak")]
+    words = [([SPEED], f"{of.unit}/s"), ([IDLE], "as many times the first"), ([SHARE], "share of the peak")]
     body += svg.legend(words, LEFT, end + 48, {"fill": LINE}, stroke=LINE)
     return svg.drawing(LEFT + WIDE + 40, end + 72, *body)
 
@@ -42,7 +42,7 @@ def _title(of: Sweep, found: Sequence[Prediction]) -> str:
     return f"A step on {of.kind}{of_batch}{' (stopped before its end)' * of.stopped}; hollow: does not fit"
 
 
-def _speeds(found: Sequence[Prediction], xs: Sequence[float]) -> Iterator[str]:
+def _speeds(found: Sequence[Prediction], xs: Sequence[float], unit: str) -> Iterator[str]:
     """Words a second, each line twice the one below, and a line of as many times the first as there are cards."""
     rates = [one.tokens_per_second for one in found]
     ideal = [one.ranks / found[0].ranks * rates[0] for one in found]
@@ -54,12 +54,12 @@ def _speeds(found: Sequence[Prediction], xs: Sequence[float]) -> Iterator[str]:
         return TOP + HIGH - HIGH * (log2(rate) - low if rate > 0 else 0.0) / many
 
     lines = [2.0 ** (low + k) for k in range(0, many + 1, -(-many // 6))]
-    yield from _panel("tokens/s", TOP, [(at(rate), counted(int(rate)) or f"{rate:g}") for rate in lines])
+    yield from _panel(unit, TOP, [(at(rate), counted(int(rate)) or f"{rate:g}") for rate in lines])
     if found:
         yield svg.element(
             "path", d=_path(xs, [at(rate) for rate in ideal]), stroke=LINE, stroke_dasharray="4 4", fill="none"
         )
-    tips = [f"{rate:,.0f} tokens/s" for rate in rates]
+    tips = [f"{rate:,.0f} {unit}" for rate in rates]
     yield from _line(found, xs, [at(rate) for rate in rates], SPEED, tips)
 
 

@@ -348,5 +348,7 @@ def test_backward_of_a_split_lifo_goes_with_its_weights() -> None:
 
 def test_an_unknown_schedule_is_answered_with_the_known_ones() -> None:
     assert published("dapple") is published("1f1b")
-    with pytest.raises(ScheduleError, match="there are gpipe, "):
+    with pytest.raises(ScheduleError, match=r"\n  did you mean 'gpipe'\?$"):
         published("gpip")
+    with pytest.raises(ScheduleError, match=r"there are gpipe, .*, pipedream_2bw$"):
+        published("none of them")

@@ -12,7 +12,7 @@ import pytest
 from sbpflow.boxing import between
 from sbpflow.boxing.picture import draw
 from sbpflow.boxing.picture.draw import axis_graph, boxing_graph, picture
-from sbpflow.placement import MissingError, placement
+from sbpflow.placement import MissingError, SbpError, placement
 from sbpflow.sbp import layout
 
 GRID = placement("cpu:[0-3] as (data=2, tensor=2)")
@@ -98,7 +98,7 @@ def test_a_runtime_that_is_missing_counts_as_no_renderer(tmp_path: Path, monkeyp
 
 
 def test_an_unknown_suffix_names_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="svg, png, pdf, dot"):
+    with pytest.raises(SbpError, match="svg, png, pdf, dot"):
         picture("digraph {}", tmp_path / "x.jpeg2000")
 
 

@@ -76,7 +76,7 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no such file": (
         lambda folder: whole(folder),
         "hole.safetensors",
-        "flow.load: {}/hole.safetensors is not there\n  {} has whole.safetensors\n  did you mean whole.safetensors?",
+        "flow.load: {}/hole.safetensors is not there\n  {} has whole.safetensors\n  did you mean 'whole.safetensors'?",
     ),
     "no such folder": (
         lambda folder: None,

@@ -207,6 +207,14 @@ def test_a_hint_for_what_is_global_already() -> None:
     )
 
 
+def test_a_line_for_what_another_grid_has_put_elsewhere() -> None:
+    """As in a notebook, where a plan is edited and run again on the same model."""
+    model = net()
+    flow.compile(model, loss_fn, plan="grid (data=4)")(*batch())
+    again = flow.compile(model, loss_fn, plan="grid (data=2, tensor=2)\n0.weight: tensor=S(0)")
+    refused(r"no axis 'tensor' in .*it lies there already: make the model anew, move it", lambda: again(*batch()))
+
+
 def test_too_little_memory() -> None:
     model = net()
     step = flow.compile(model, loss_fn, sgd(model), placement=LINE, memory=100)

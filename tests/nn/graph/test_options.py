@@ -13,7 +13,7 @@ from sbpflow.nn.graph.options import Options
 def test_an_option_that_there_is_not_is_an_error_with_the_one_that_was_meant() -> None:
     options: dict[str, Any] = {"micro_batch": 4}
     with pytest.raises(
-        flow.SbpError, match=r"Linear: there is no option micro_batch=\n  did you mean micro_batches=\?"
+        flow.SbpError, match=r"Linear: there is no option micro_batch=\n  did you mean 'micro_batches='\?"
     ):
         flow.compile(torch.nn.Linear(2, 2), **options)
     options = {"zzz": 1}

@@ -166,7 +166,7 @@ def test_hints_are_said_of_a_part_and_read_of_the_whole() -> None:
             "blocks.*.upp.weight",
             "shard: Net has no parameter or module called 'blocks.*.upp.weight'\n"
             "  it has 21 parameters, such as emb.weight, blocks.0.norm.weight, blocks.0.norm.bias, blocks.0.up.weight\n"
-            "  did you mean 'blocks.*.up.weight' or 'blocks.*.norm.weight'?",
+            "  did you mean 'blocks.*.up.weight'?",
         ),
         ("blocks.0.dwon", "did you mean 'blocks.0.down'"),
         ("mask", "see all names: print(flow.nn.annotations(model))"),

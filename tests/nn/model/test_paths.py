@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from sbpflow.nn.model.paths import PathPattern, met, no_such_name
+from sbpflow.nn.model.paths import PathPattern, meant_path, met
 from sbpflow.placement.errors import SbpError
 
 NAMES = [
@@ -191,8 +191,6 @@ def test_any_letters_are_a_pattern_or_one_error(dots: bool) -> None:
 
 
 def test_a_pattern_that_meets_nothing_names_the_nearest() -> None:
-    assert no_such_name("h.[2:4].mpl.up.weight", NAMES) == (
-        "nothing is called 'h.[2:4].mpl.up.weight': did you mean 'h.*.mlp.up.weight' or 'h.*.mlp.down.weight'?"
-    )
-    assert no_such_name("emb.wieght", NAMES) == "nothing is called 'emb.wieght': did you mean 'emb.weight'?"
-    assert no_such_name("zzz", NAMES) == "nothing is called 'zzz'"
+    assert meant_path("h.[2:4].mpl.up.weight", NAMES) == "did you mean 'h.*.mlp.up.weight'?"
+    assert meant_path("emb.wieght", NAMES) == "did you mean 'emb.weight'?"
+    assert meant_path("zzz", NAMES) == "see all names: print(flow.nn.annotations(model))"

@@ -220,7 +220,7 @@ def test_a_path_that_meets_nothing_is_refused() -> None:
         "plan, line 2: Net has nothing called layer.*",
         "  2 | freeze layer.*",
         "             ^",
-        "  did you mean 'layers.*' or 'layers.*.up'?",
+        "  did you mean 'layers.*'?",
     ]
     bare = nn.Sequential(nn.Linear(8, 3), nn.ReLU()).double()
     assert refused(bare, adamw(bare), "freeze 1")[0] == "plan, line 2: 1 has no parameters"

@@ -1,12 +1,16 @@
 """The commands of a model under a plan that are not `plan`: what they print, as text and as json, and their errors."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbpflow.__main__ import STOPPED, main
+from sbpflow.__main__ import main
+from sbpflow._interrupt import STOPPED
+from sbpflow.nn.plan.commands.users_error import told_of_user
+from sbpflow.placement import errors
 
 MODEL = """
 import torch
@@ -96,6 +100,7 @@ def test_schedules_and_the_machine_are_told_as_json(where: Path, capsys: pytest.
         (["plan", "Llama", "--dtype", "bf61"], "'bf61' is none of them\n  did you mean 'bf16'?"),
         (["doctor", "--measure", "lnks"], "did you mean 'links'?"),
         (["diff", "a", "b", "model", "c"], "'c' is one word too many"),
+        (["plan", "mine.py:build", "--ranks", "0"], "argument --ranks: '0': give a number of 1 or more"),
     ],
 )
 def test_unknown_words_name_the_nearest(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +115,17 @@ def test_unknown_words_name_the_nearest(words: list[str], said: str, capsys: pyt
         (["check", "nowhere.plan", "mine.py:build"], "nowhere.plan: No such file"),
         (["check", "open.plan", "mine.py:build"], "write python -m sbpflow plan mine.py:build open.plan"),
         (["report", "zero.plan", "mine.py:build", "-o", "step.svg"], "write -o step.html"),
+        (["report", "zero.plan", "mine.py:build", "-o", "mine.py/step.html"], "mine.py: File exists\n"),
         (["simulate", "1f1"], "did you mean '1f1b'"),
+        (["simulate", "mine.py:build", "zero.plan"], "python -m sbpflow explain PLAN MODEL"),
+        (
+            ["check", "zero.plan", "mine.py"],
+            "mine.py is Python, in which a function makes the model\n  write mine.py:build",
+        ),
+        (["check", "zero.plan", "mine.py:"], "mine.py has no function called ''\n  it has build, Net"),
+        (["plan", "mine.py:build"], "give it ranks=4 (--ranks 4)"),
+        (["diff", "zero.plan", "stages.plan", "-o", "both.html"], "diff --html zero.plan stages.plan MODEL"),
+        (["diff", "zero.plan", "stages.plan", "mine.py:build", "-o", "both.svg"], "write -o both.html"),
     ],
 )
 def test_what_cannot_be_says_what_to_write(
@@ -132,6 +147,68 @@ def test_an_op_that_torch_refuses_is_told_without_a_traceback_and_names_the_mode
     said = capsys.readouterr().err
     assert "mat1 and mat2 shapes cannot be multiplied (8x5 and 4x4)\n" in said
     assert "aten.linear.default at narrow.py:build\n  of input (8, 5) float32" in said
+
+
+WRONG_MODELS = {
+    "a name that torch has not": (
+        "import torch\ndef build():\n    return torch.nn.Linaer(4, 4)\n",
+        "raises AttributeError: module 'torch.nn' has no attribute 'Linaer'",
+        "  at {}:3: return torch.nn.Linaer(4, 4)\n",
+    ),
+    "what is no Python": ("def build(:\n    pass\n", "is no Python", '  File "{}", line 1\n    def build(:\n'),
+    "a package that is not there": (
+        "import nothing_such\n",
+        "raises ModuleNotFoundError: No module named 'nothing_such'",
+        "  at {}:1: import nothing_such\n",
+    ),
+    "a name that the model has not": (
+        MODEL.replace("x = layer(x)", "x = self.drop(layer(x))"),
+        "raises AttributeError: 'Net' object has no attribute 'drop'",
+        "  at {}:11: x = self.drop(layer(x)).tanh()\n",
+    ),
+    "a result that is no dict": (
+        MODEL.replace("layer(x)", "layer(x)['logits']"),
+        "raises IndexError: too many",
+        "  at {}:11: x = layer(x)['logits']",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["wrong.py:build", "wrong:build"])
+@pytest.mark.parametrize(("text", "said", "line"), WRONG_MODELS.values(), ids=WRONG_MODELS)
+def test_an_error_of_the_users_own_code_is_told_with_the_users_lines(
+    where: Path, form: str, text: str, said: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("wrong.py").write_text(text)
+    sys.modules.pop("wrong", None)
+    assert main(["check", "zero.plan", form]) == 2
+    told = capsys.readouterr().err
+    assert f"{form} {said}" in told
+    assert line.format(where / "wrong.py") in told
+    assert "sbpflow/" not in told
+
+
+def test_an_error_of_ours_keeps_its_traceback() -> None:
+    with pytest.raises(AttributeError) as caught:
+        errors.nearest(3, [])  # type: ignore[arg-type]
+    assert told_of_user(caught.value, "mine.py:build") is None
+
+
+def test_a_model_without_a_loss_is_told_what_stands_for_it(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "zero.plan", "mine.py:build"]) == 0
+    said = capsys.readouterr()
+    assert "mine.py:build names no loss function: the loss is the result's own, or else the mean of its" in said.err
+    assert " samples/s, " in said.out  # a batch of floats has no words
+
+
+def test_a_page_and_a_picture_go_into_a_folder_that_is_not_there(
+    where: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "draw", "zero.plan", "mine.py:build") == "drew step.svg\n"
+    assert told(capsys, "draw", "mine.py:build", "zero.plan", "-o", "a/b/step.html") == "drew a/b/step.html\n"
+    assert told(capsys, "diff", "zero.plan", "stages.plan", "mine.py:build", "-o", "c/d.html")
+    assert Path("a/b/step.html").exists()
+    assert Path("c/d.html").exists()
 
 
 def test_ctrl_c_ends_without_a_traceback(

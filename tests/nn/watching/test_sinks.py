@@ -89,9 +89,9 @@ def test_a_function_is_called_with_each_line() -> None:
 @pytest.mark.parametrize(
     ("to", "says"),
     [
-        ("tensorbord:runs", "no sink is called 'tensorbord:runs'; did you mean 'tensorboard:runs'?"),
+        ("tensorbord:runs", "several are a list\n  did you mean 'tensorboard:runs'?"),
         ("wandb", "'wandb' lacks a name: write 'wandb:NAME'"),
-        ("wandb:", "no sink is called 'wandb:'; did you mean 'wandb:NAME'?"),
+        ("wandb:", "several are a list\n  did you mean 'wandb:NAME'?"),
         ("run.csv", "no sink is called 'run.csv'\n  to= takes a file 'run.jsonl'"),
         (Path("run"), "no sink is called 'run'"),
         ([3], "no sink is a int"),

@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_before_it_runs(case: str) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda n: n.through("act.9", LAZY), r"no register act.9 that an actor fills\n  there are act.3"),
+        (lambda n: n.through("act.9", LAZY), r"no register act.9 that an actor fills\n  did you mean 'act.3'"),
         (lambda n: n.through("act.0"), "act.0 through 0 actors has 1 legs"),
         (lambda n: n.through("act.0", Actor("a", "a"), slots=[1]), "has 2 legs, and slots of 1"),
         (lambda n: n.reading("F9", Take("x.1")), r"there is no actor F9\n  there are F0"),

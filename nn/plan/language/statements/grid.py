@@ -54,7 +54,7 @@ STAR: "*"
             try:
                 check_type(device.lower())
             except PlacementError as error:
-                message, fix = str(error).split("\n")
+                message, *_, fix = str(error).split("\n")
                 raise TextFault(column(device), message, fix.strip()) from None
         at["axes"] = column(axes[0][0])
         made = dict[str, GridAxis]()

@@ -39,7 +39,7 @@ WRONG = {
 unknown op linaer
   10 |   %h: float32[8, 64] (S(0), S(1)) grad = linaer(%x, %w)  # in fc of b at model.py:12
                                                 ^
-  did you mean linear""",
+  did you mean 'linear'?""",
     ),
     "an unknown overload": (
         "add.Tensor(", "add.Tenser(",
@@ -47,7 +47,7 @@ unknown op linaer
 unknown op add.Tenser
   15 |   %count.1: int64[] (B, B) = add.Tenser(%count, 1, alpha=2) no_grad
                                     ^
-  did you mean add.""",
+  did you mean 'add.Tensor'?""",
     ),
     "an unknown namespace": ("linear(", "nowhere::linear(", "unknown op nowhere::linear\n  10 | "),
     "an unknown value": (
@@ -56,7 +56,7 @@ unknown op add.Tenser
 unknown value %hh
   11 |   %y: float32[8, 64] (S(0), B) grad = box(%hh)  # all_gather over tensor, 512 B a rank; at model.py:13
                                                  ^
-  did you mean %h?""",
+  did you mean '%h'?""",
     ),
     "a value of a later line": ("linear(%x", "linear(%y", "it is made further down"),
     "an unknown value deep in the result": ("more': [None", "more': [(%z,)", "unknown value %z\n  21 | "),
@@ -86,7 +86,7 @@ S(2) is out of range for a tensor of 2 dims
 cpu:[0-3] as (data=2, tensor=2) has no axis daat
   5 | input     %x: float32[8, 64] (S(0), B) [dim 0: daat]
                                                      ^
-  did you mean data?""",
+  did you mean 'data'?""",
     ),
     "an axis by a number too high": ("(S(0), B)\n", "(S(0), B) [dim 0: 2]\n", "has no axis 2"),
     "a hole among partial axes": ("(S(0), B)\n", "(S(0), B) [partial: all 2]\n", "all 2 cannot stand here"),

@@ -233,7 +233,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a name that is not there": (
         lambda: materialise(place(on_meta(Net), LINE), {"heed.weight": B}),
-        "materialise: no parameter or buffer is called 'heed.weight'\n  there are 7; did you mean 'head.weight'",
+        "materialise: no parameter or buffer is called 'heed.weight'\n  there are 7\n  did you mean 'head.weight'?",
     ),
     "a layout of another tensor": (
         lambda: materialise(on_meta(lambda: nn.PReLU(3)), {"weight": flow.layout(LINE, B, (4,))}),

@@ -108,7 +108,7 @@ def test_a_file_is_all_that_a_new_statement_takes(kind: type[statements.Statemen
                 "as in zero head.weight",
             ],
         ),
-        ("zeor 0", ["no line begins with 'zeor'", "zeor 0", "^", "did you mean 'zero head.weight'?"]),
+        ("zeor 0", ["no line begins with 'zeor'", "zeor 0", "^", "did you mean 'zero'? as in zero head.weight"]),
     ],
 )
 def test_errors_know_it(kind: type[statements.Statement], text: str, said: list[str]) -> None:

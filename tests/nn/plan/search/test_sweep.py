@@ -59,14 +59,14 @@ def of(*counts: int, stopped_at: int = 0) -> Sweep:
 def test_a_row_says_what_a_count_gives_or_why_it_gives_nothing() -> None:
     made = of(1, 2, 3, 4)
     head, *rows = [re.split(r"  +", line.strip()) for line in list(made.lines(1e9, 2.5))[:5]]
-    assert head == ["H100", "step", "tokens/s", "of peak", "days", "money", "fits", "plan"]
+    assert head == ["H100", "step", "samples/s", "of peak", "days", "money", "fits", "plan"]
     assert rows[0] == ["1", *"-----", "no", "no plan that was tried fits into 10 B a rank"]
     assert rows[1][:1] + rows[1][-2:] == ["2", "yes", "plan for 2"]
     assert rows[2] == ["3", *"-----", "?", "3 do not divide it"]
     known = predicted(4)
     assert rows[3][2] == f"{known.tokens_per_second:,.0f}"
     assert rows[3][5] == f"{known.training(1e9, price=2.5).money:,.0f}"
-    assert "a batch of 1,024 samples, 1,024 tokens, on all of them" in list(made.lines())
+    assert "a batch of 1,024 samples, on all of them" in list(made.lines())
     assert "money" not in next(made.lines(1e9))
 
 
