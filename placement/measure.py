@@ -175,10 +175,10 @@ def _round(units: Round, rank: int, device: torch.device) -> list[tuple[float, f
     going = {*range(len(units))}
     for size, many, blocks in SIZES:
         fastest, in_all = dict.fromkeys(going, inf), dict.fromkeys(going, 0.0)
-        buffers = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2)]  # their pages are there
+        given = torch.ones(size, dtype=torch.uint8, device=device), torch.ones(size, dtype=torch.uint8, device=device)
         for _ in range(blocks):
             again = {at for at in going if in_all[at] < LONG}
-            spent = _block(peer, *buffers, many) if mine in again else 0.0
+            spent = _block(peer, *given, many) if mine in again else 0.0
             took = _most([spent if at == mine else 0.0 for at in range(len(units))])
             fastest |= {at: min(fastest[at], took[at]) for at in again}
             in_all |= {at: in_all[at] + took[at] for at in again}

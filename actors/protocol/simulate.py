@@ -29,7 +29,7 @@ __all__ = ["Ran", "Seconds", "Simulation", "simulate"]
 Seconds: TypeAlias = npt.NDArray[np.float64]  # of one thing, in each of many runs
 Others: TypeAlias = Callable[[str, float], Seconds]  # of a firing on a queue, which takes so long in the first
 
-Sources: TypeAlias = tuple[tuple[str, int], ...]
+SlotMakers: TypeAlias = tuple[tuple[str, int], ...]
 
 SAME = 1e-9  # relative; what lies so near is one instant
 
@@ -67,7 +67,7 @@ class Simulation:
     peak: dict[str, int]
     finished: bool
     desk: Desk = field(repr=False)
-    sources: tuple[Sources, ...] = field(default=(), repr=False)
+    sources: tuple[SlotMakers, ...] = field(default=(), repr=False)
     ends: Seconds | None = field(default=None, repr=False)
 
     @property
@@ -187,7 +187,7 @@ class _Clock:
         self.heap: list[tuple[float, int, int, Event | None, tuple[Slot, ...]]] = []
         self.order = count()
         self.ran: list[Ran] = []
-        self.sources: list[Sources] = []
+        self.sources: list[SlotMakers] = []
         self.under_way = [-1] * len(network.actors)  # the number of the last firing of each actor
         self.registers = [[take.register for take in actor.takes] for actor in network.actors]
         self.unsent: list[tuple[int, tuple[Message, ...]]] = []
@@ -259,7 +259,7 @@ class _Clock:
                         self.peak[edge.register] = edge.high - credits
                 heappush(self.heap, (now + long, next(self.order), at, None, ()))
 
-    def _sources(self, at: int, firing: Firing) -> Sources:
+    def _sources(self, at: int, firing: Firing) -> SlotMakers:
         """Whose slots a firing has, each once."""
         every = zip(self.registers[at], firing.held, strict=True)
         found = [(register, slot.value) for register, slots in every for slot in slots if slot.value is not None]

@@ -131,9 +131,7 @@ class _Formulation:
         self.spread: dict[tuple[int, int], Spread] = {}
         self.known, self.matrices = known.options, known.matrices
         self.states: dict[int, tuple[State, ...]] = {}
-        self.unpinned: dict[
-            int, tuple[State, ...]
-        ] = {}  # of values that are pinned, in which copies may lie all the same
+        self.unpinned: dict[int, tuple[State, ...]] = {}  # in which copies of pinned values may lie all the same
         self.partial: set[int] = set()
         self.pinned = pins_by_op(logical, where.ops)
         self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}

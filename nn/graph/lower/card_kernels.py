@@ -34,7 +34,8 @@ def _attention(
     plain = aten.scaled_dot_product_attention.default
     heads = {x.shape[:2] for x in (query, key, value) if x.dim() == 4}
     if value.shape[-1] == key.shape[-1] or len(heads) != 1 or query.dtype == torch.float64:  # both take the like
-        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        same: Tensor = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return same
     bias = attn_mask
     if bias is not None:
         if bias.dtype == torch.bool:
@@ -66,7 +67,7 @@ class _Norm(torch.autograd.Function):
 
 
 def _norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    found: Tensor = _Norm.apply(x, shape, weight, eps)
+    found: Tensor = _Norm.apply(x, shape, weight, eps)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -148,9 +148,7 @@ class Localiser:
         known = self._calls.get((kind, rank))
         if known is None:
             way = _way(op, args, kwargs, *layouts)
-            function, *mine = _bound(op, args, kwargs, way, Piece(rank, *layouts))
-            here = family(layouts[1][0].placement.type).here
-            mine = (function if here else as_on_card(function), *mine)
+            mine = _bound(op, args, kwargs, way, Piece(rank, *layouts))
             known = self._calls[kind, rank] = (*mine, not op.round and _is_of_shapes(way))
         return known
 
@@ -238,11 +236,16 @@ def _bound(
     args, kwargs = mapped((args, kwargs), torch.device, lambda named: _own(named, piece))
     if way.local is None:
         # A piece that was moved lies row by row, of which another view may be a copy.
-        return torch.ops.aten.reshape.default if op.op in _VIEWS else op.op, args, kwargs
+        return torch.ops.aten.reshape.default if op.op in _VIEWS else _run_there(op.op, piece), args, kwargs
     if isinstance(way.local, Rewritten):
         function, mine = way.local.rewrite(piece, *args, **kwargs)
-        return function, tuple(mine), {}
+        return _run_there(function, piece), tuple(mine), {}
     return partial(way.local, piece), args, kwargs
+
+
+def _run_there(function: Callable[..., Any], piece: Piece) -> Callable[..., Any]:
+    """The function as the device of a piece runs it, also where that is a card that is not here."""
+    return function if family(piece.outputs[0].placement.type).here else as_on_card(function)
 
 
 def _own(named: torch.device, piece: Piece) -> torch.device:

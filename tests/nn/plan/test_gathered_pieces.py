@@ -92,7 +92,7 @@ def test_steps_are_those_of_one_device(schedule: str, more: str) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         loss = loss_of(alone, X)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         torch.testing.assert_close(step(X), loss.detach())
     for name, ours in model.state_dict().items():

@@ -129,9 +129,9 @@ def test_a_stage_of_which_some_blocks_run_again_lies_between_those_of_which_none
             )
             assert every.kept <= some.kept <= none.kept
             assert none.forward <= some.forward <= every.forward
-    first = whole.mixed(again, 0.75).stage(2, first=True, last=False)
-    assert first.kept == 510  # one of two: three quarters of two are not two
-    assert first.forward == 1.75 * 2
+    two = whole.mixed(again, 0.75).stage(2, first=True, last=False)
+    assert two.kept == 510  # one of two: three quarters of two are not two
+    assert two.forward == 1.75 * 2
 
 
 def test_blocks_that_run_again_under_another_schedule_are_held_against_none_that_do() -> None:
