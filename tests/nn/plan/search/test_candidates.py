@@ -73,9 +73,9 @@ def test_all_candidates_are_captured_once_and_only_those_planned_that_may_be_the
 ) -> None:
     captured, plain = list[Passes](), Passes.captured
 
-    def counted(self: Passes, *args: Any) -> Any:
+    def counted(self: Passes, *args: Any, **options: Any) -> Any:
         captured.append(self)
-        return plain(self, *args)
+        return plain(self, *args, **options)
 
     monkeypatch.setattr(Passes, "captured", counted)
     others = found.__wrapped__("llama").runners_up
