@@ -29,7 +29,7 @@ from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
 from .op_cost import option_seconds
-from .options import Cut, Reach, result_states
+from .options import Cut, Reach
 from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
 from .preferred_cuts import plain_cuts, wishes
@@ -131,7 +131,6 @@ class _Formulation:
         self.spread: dict[tuple[int, int], Spread] = {}
         self.known, self.matrices = known.options, known.matrices
         self.states: dict[int, tuple[State, ...]] = {}
-        self.unpinned: dict[int, tuple[State, ...]] = {}  # in which copies of pinned values may lie all the same
         self.partial: set[int] = set()
         self.pinned = pins_by_op(logical, where.ops)
         self.pieces = {n for op in logical.ops if is_pin_alone(op) for n in op.numbers}
@@ -224,7 +223,7 @@ class _Formulation:
         key = static(op, call), comes, flags, self.costs.alike(there), self.costs.rounds.times, wanted, fused
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved, asked, fused)
-        candidates, cost, back, memory, ins, outs, states, unpinned, partial, apart = self.known[key]
+        candidates, cost, back, memory, ins, outs, states, partial, apart = self.known[key]
         for slot in (k for k, n in enumerate(op.numbers) if self.demands.real_sums and n in self.begins):
             axes = self.demands.summed_over(there)
             cost = np.where([axes.isdisjoint(o.outputs[slot].grads) for o in candidates], cost, inf)
@@ -234,8 +233,6 @@ class _Formulation:
             self._uses(at, slot, number, ins[slot], op.place(slot, there))
         for slot, number in enumerate(op.numbers):
             self.states[number] = states[slot]
-            if unpinned:
-                self.unpinned[number] = unpinned[slot]
             if partial[slot]:
                 self.partial.add(number)
             self._makes(number, at, slot, outs[slot])
@@ -252,7 +249,6 @@ class _Formulation:
     ) -> tuple[Any, ...]:
         op, there = self.logical.ops[index], self.where.ops[index]
         found = options_of(op, call, reach, grads, asked)
-        unpinned = tuple(map(self._shared, result_states(found))) if index in self.pinned else ()
         if index in self.pinned:
             found = pinned(found, self.pinned[index], call, op)
         device = self.cluster(there).device_of(there)
@@ -275,10 +271,13 @@ class _Formulation:
                 memory += local_bytes(lying, tuple(y.shape), y.dtype.itemsize, call.sizes)
         ins = tuple(Lies(tuple(o.inputs[i] for o in found), ()) for i in range(len(call.inputs)))
         outs = tuple(Lies(tuple(o.outputs[i] for o in found), ()) for i in range(len(call.outputs)))
-        states = tuple(map(self._shared, result_states(found)))
+        states = tuple(
+            self._shared(tuple(dict.fromkeys(lie.state._replace(partial=(), reduction="sum") for lie in y.each)))
+            for y in outs
+        )
         partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
         both = self.costs.rounds.times * np.array([cost, back])
-        return tuple(found), *both, memory, ins, outs, states, unpinned, partial, apart
+        return tuple(found), *both, memory, ins, outs, states, partial, apart
 
     def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
         """One object for equal sets, since they are told apart by identity."""
@@ -304,7 +303,7 @@ class _Formulation:
             self._edge(source, at, number, have, lies, self.home(number), there)
             return
         if number not in self.copies:
-            self.copies[number] = self._copy(number)
+            self.copies[number] = self._copy(number, lies)
         copy = self.copies[number]
         have = self.nodes[copy].slots[0]
         self._edge(copy, at, number, have, lies, self.copy_home(number), there)
@@ -316,27 +315,29 @@ class _Formulation:
             return self.home(number)
         return ops[first].place(ops[first].inputs.index(number), self.where.ops[first])
 
-    def _copy(self, number: int) -> int:
-        """The node of a tensor with several users; it may lie as it is made, and as its first users want it."""
+    def _copy(self, number: int, first: Lies) -> int:
+        """The node of a tensor with several users. It may lie as it is made; if pinned, also as the first wants it."""
         source, have = self.made_by[number]
+        made = self.nodes[source]
+        asked = first.each if made.kind == "op" and made.index in self.pinned else ()
         there = self.copy_home(number)
-        wanted: dict[Lie, None] = {}
-        if there is self.home(number):
-            wanted.update(dict.fromkeys(have.each))
-        key = "copy", id(have), there.shape, number in self.logical.wants_grad, number in self.lasting
+        wanted = dict.fromkeys(have.each) if there is self.home(number) else {}
+        grad, lasts = number in self.logical.wants_grad, number in self.lasting
+        key = "copy", id(have), id(asked), there.shape, grad, lasts
         lies = self.known.get(key)
         if lies is None:
-            lies = self.known[key] = self._copy_lies(number, wanted, there)
+            lies = self.known[key] = self._copy_lies(number, wanted, asked, there)
         zero = np.zeros(len(lies.each))
         at = self._add(ChoiceNode("copy", number, lies.each, zero, zero, {0: lies}))
         self._edge(source, at, number, have, lies, self.home(number), there)
         return at
 
-    def _copy_lies(self, number: int, wanted: dict[Lie, None], there: Placement) -> Lies:
+    def _copy_lies(self, number: int, wanted: dict[Lie, None], asked: Sequence[Lie], there: Placement) -> Lies:
         """Without addends it may lie in every way; addends and their gradients only as it comes."""
         grad = number in self.logical.wants_grad
         axes = [a for a, n in enumerate(there.shape) if n > 1]
-        for state in self._states_on(number, there, self.unpinned.get(number)):
+        states = *self._states_on(number, there), *(lie.state for lie in asked if not lie.state.partial)
+        for state in dict.fromkeys(states):
             free = [a for a in axes if a not in state.split]
             for bits in range(1 << len(free) if grad else 1):
                 wanted[Lie(state, tuple(a for k, a in enumerate(free) if bits >> k & 1))] = None
@@ -344,10 +345,10 @@ class _Formulation:
             return Lies((*wanted, *wanted), (), moves=(False,) * len(wanted) + (True,) * len(wanted))
         return Lies(tuple(wanted), ())
 
-    def _states_on(self, number: int, there: Placement, every: tuple[State, ...] | None = None) -> tuple[State, ...]:
-        """The states in which a value may reach another placement: those of its own, or `every`, that are about axes
-        there, or about all axes that one there has merged."""
-        states, shape = every or self.states[number], self.home(number).shape
+    def _states_on(self, number: int, there: Placement) -> tuple[State, ...]:
+        """The states in which a value may reach another placement: those of its own that are about axes there, or about
+        all axes that one there has merged."""
+        states, shape = self.states[number], self.home(number).shape
         if len(shape) <= len(there.shape):
             return states
         key = "on", id(states), shape, there.shape

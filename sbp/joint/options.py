@@ -22,7 +22,7 @@ from ..registry import find, has_rule
 from ..state import Factors, Lie, State
 from ..traits import traits
 
-__all__ = ["Cut", "Option", "Reach", "answer_of", "fits", "options", "result_states", "source_states", "way_of"]
+__all__ = ["Cut", "Option", "Reach", "answer_of", "fits", "options", "source_states", "way_of"]
 
 
 Cut: TypeAlias = tuple[int, Factors]  # a dim, and the axes that cut it
@@ -35,12 +35,6 @@ class Option(NamedTuple):
     inputs: tuple[Lie, ...]
     outputs: tuple[Lie, ...]
     share: int
-
-
-def result_states(found: Sequence[Option]) -> list[tuple[State, ...]]:
-    """The states of each result, in which addends are added up."""
-    every = zip(*(option.outputs for option in found), strict=True)
-    return [tuple({lie.state._replace(partial=(), reduction="sum"): None for lie in of}) for of in every]
 
 
 class Reach(NamedTuple):
