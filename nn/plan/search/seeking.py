@@ -66,6 +66,7 @@ class Seeking:
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated
+        self.slower = 1.0  # seconds of those that share experts
 
     @property
     def space(self) -> Space:
@@ -243,7 +244,10 @@ class Seeking:
 
     def estimate(self, at: Degrees) -> PlanEstimate | None:
         figures = self.short.of(at)
-        return None if figures is None else estimate(figures, self.space.count, at, self.links(at))
+        if figures is None:
+            return None
+        known = estimate(figures, self.space.count, at, self.links(at))
+        return replace(known, seconds=known.seconds * self.slower) if at.expert > 1 else known
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -260,6 +264,8 @@ class Seeking:
             if tried.checked is None:
                 continue
             gone = {*self.found} - {*left}
+            if fits and one.expert > 1:
+                self.slow_down(tried.checked.seconds / known.seconds)
             if not fits:
                 self.heavier = max(self.heavier, tried.checked.memory / known.memory)
                 self.add_again([*self.found])
@@ -268,6 +274,15 @@ class Seeking:
             if self.trying.best is None:
                 self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
+
+    def slow_down(self, times: float) -> None:
+        """What choices that share experts take more than was estimated, all do: moves between groups that share them, of
+        which figures have one, and weights that these cannot have in pieces. It may be less than where none share."""
+        if times <= 1:
+            return
+        self.slower *= times
+        shared = {at: known for at, known in self.found.items() if at.expert > 1}
+        self.found |= {at: replace(known, seconds=known.seconds * times) for at, known in shared.items()}
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its

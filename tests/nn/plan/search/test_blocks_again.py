@@ -122,16 +122,17 @@ def test_a_stage_of_which_some_blocks_run_again_lies_between_those_of_which_none
 
     whole = StageFigures(layer(100, 1.0), layer(900, 1.0), layer(900, 1.0))
     again = StageFigures(layer(10, 2.0), layer(10, 2.0), layer(10, 2.0))
-    for layers, share in ((1, 0.5), (2, 0.75), (4, 0.5), (4, 1.0)):
+    for layers, share in ((1, 0.5), (2, 0.75), (4, 0.5), (4, 0.0), (4, 1.0)):
         for first, last in ((True, False), (False, False), (False, True)):
             none, some, every = (
                 of.stage(layers, first=first, last=last) for of in (whole, whole.mixed(again, share), again)
             )
             assert every.kept <= some.kept <= none.kept
             assert none.forward <= some.forward <= every.forward
-    first = whole.mixed(again, 0.75).stage(2, first=True, last=False)
-    assert first.kept == 510  # one of two: three quarters of two are not two
-    assert first.forward == 1.75 * 2
+    mixed = whole.mixed(again, 0.75)
+    stages = [mixed.stage(2, first=not before, last=False, before=before) for before in (0, 2)]
+    assert [stage.kept for stage in stages] == [510, 20]  # three of four layers: one of the first two, and both others
+    assert [stage.forward for stage in stages] == [3.0, 4.0]
 
 
 def test_blocks_that_run_again_under_another_schedule_are_held_against_none_that_do() -> None:
