@@ -276,8 +276,8 @@ class Seeking:
             left = [at for at in self.ranked() if at not in gone]
 
     def slow_down(self, times: float) -> None:
-        """What choices that share experts take more than was estimated, all do: moves between groups that share them, of
-        which figures have one, and weights that these cannot have in pieces. It may be less than where none share."""
+        """What one choice that shares experts takes more than was estimated, all do: moves between groups that share
+        them, of which figures have one, and weights that these cannot have in pieces. Where none share, less may be."""
         if times <= 1:
             return
         self.slower *= times
