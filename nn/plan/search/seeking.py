@@ -66,7 +66,7 @@ class Seeking:
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated
-        self.slower = 1.0  # seconds of those that share experts
+        self.slower = {False: 1.0, True: 1.0}  # seconds of those that share experts, without stages and with
 
     @property
     def space(self) -> Space:
@@ -247,7 +247,7 @@ class Seeking:
         if figures is None:
             return None
         known = estimate(figures, self.space.count, at, self.links(at))
-        return replace(known, seconds=known.seconds * self.slower) if at.expert > 1 else known
+        return replace(known, seconds=known.seconds * self.slower[at.pipe > 1]) if at.expert > 1 else known
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -265,7 +265,7 @@ class Seeking:
                 continue
             gone = {*self.found} - {*left}
             if fits and one.expert > 1:
-                self.slow_down(tried.checked.seconds / known.seconds)
+                self.slow_down(one.pipe > 1, tried.checked.seconds / known.seconds)
             if not fits:
                 self.heavier = max(self.heavier, tried.checked.memory / known.memory)
                 self.add_again([*self.found])
@@ -275,14 +275,14 @@ class Seeking:
                 self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
 
-    def slow_down(self, times: float) -> None:
-        """What one choice that shares experts takes more than was estimated, all do: moves between groups that share
-        them, of which figures have one, and weights that these cannot have in pieces. Where none share, less may be."""
+    def slow_down(self, staged: bool, times: float) -> None:
+        """What one choice that shares experts takes more than was estimated, all do, `staged` or not: moves between
+        groups that share them, of which figures have one, and weights that these cannot have in pieces."""
         if times <= 1:
             return
-        self.slower *= times
-        shared = {at: known for at, known in self.found.items() if at.expert > 1}
-        self.found |= {at: replace(known, seconds=known.seconds * times) for at, known in shared.items()}
+        self.slower[staged] *= times
+        alike = {at: known for at, known in self.found.items() if at.expert > 1 and (at.pipe > 1) == staged}
+        self.found |= {at: replace(known, seconds=known.seconds * times) for at, known in alike.items()}
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
