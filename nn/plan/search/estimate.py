@@ -6,6 +6,7 @@ An estimate only sets the order in which choices are planned in full.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs
@@ -37,7 +38,12 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEst
     """The estimate of a choice for so many layers; `links` are those between ranks with the same weights."""
     chunks = at.pipe * at.by.chunks
     each = layers_of_stages(of, count, chunks)
-    stages = [of.stage(n, first=k == 0, last=k == chunks - 1) for k, n in enumerate(each)]
+    behind = accumulate(each, initial=0)
+    ends = [(k == 0, k == chunks - 1) for k in range(chunks)]
+    stages = [
+        of.stage(n, first=first, last=last, before=before)
+        for n, (first, last), before in zip(each, ends, behind, strict=False)
+    ]
     if at.pipe == 1:
         seconds, kept = at.micro_batches * stages[0].seconds, [float(stages[0].kept)]
         devices = [0]

@@ -27,7 +27,7 @@ __all__ = ["Seeking"]
 TRIES = 2  # plans in full that may be the answer
 MISSES = 4  # besides, that take too much, or cannot be
 NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan in full
-SLACK = 1.05  # by which an estimate of memory may be too high
+SLACK = 1.05  # by which an estimate of memory may be too high, until a plan in full that takes too much tells more
 SCHEDULED = 6  # choices for which all schedules are estimated
 WIDER = 2  # sizes of `tensor` for which more samples a micro-batch are estimated
 NEARLY = (
@@ -66,6 +66,8 @@ class Seeking:
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         self.heavier = 1.0  # memory of plans in full, as many times what was estimated
+        self.slack = SLACK
+        self.slower = {False: 1.0, True: 1.0}  # seconds of those that share experts, without stages and with
 
     @property
     def space(self) -> Space:
@@ -223,7 +225,7 @@ class Seeking:
         """Seconds below which a choice is not if so many of its blocks run again that it fits."""
         known, figures = self.found[at], self.short.of(at)
         assert figures is not None
-        share = 1 - SLACK * (self.limit or inf) / (known.memory * self.heavier)
+        share = 1 - self.slack * (self.limit or inf) / (known.memory * self.heavier)
         return known.seconds + share * RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
@@ -243,15 +245,20 @@ class Seeking:
 
     def estimate(self, at: Degrees) -> PlanEstimate | None:
         figures = self.short.of(at)
-        return None if figures is None else estimate(figures, self.space.count, at, self.links(at))
+        if figures is None:
+            return None
+        known = estimate(figures, self.space.count, at, self.links(at))
+        return replace(known, seconds=known.seconds * self.slower[at.pipe > 1]) if at.expert > 1 else known
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
         left, good, missed = self.ranked(), 0, 0
+        alike: Degrees | None = None
         misses = MISSES if self.fits(self.found[left[0]]) else 1  # where none may fit, one tells how far that is
         while left and good < TRIES and missed < misses:
-            one = left.pop(0)
-            known, best = self.found[one], self.trying.best
+            one, best = alike or left[0], self.trying.best
+            left.remove(one)
+            known, alike = self.found[one], None
             if best is not None and (known.seconds > (1 - NEAR) * best.seconds or not self.fits(known)):
                 continue
             tried = self.attempt(one)
@@ -260,14 +267,34 @@ class Seeking:
             if tried.checked is None:
                 continue
             gone = {*self.found} - {*left}
+            if fits and one.expert > 1:
+                self.slow_down(one.pipe > 1, tried.checked.seconds / known.seconds)
             if not fits:
-                self.heavier = max(self.heavier, tried.checked.memory / known.memory)
+                self.heavier, self.slack = max(self.heavier, tried.checked.memory / known.memory), 1.0
                 self.add_again([*self.found])
                 self.add_partly()
             self.add_nearer(one, tried.checked)
             if self.trying.best is None:
                 self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
+            if not fits and one.again.kinds[2] and self.trying.best is None:
+                alike = self.all_alike(left)
+
+    def all_alike(self, left: Iterable[Degrees]) -> Degrees | None:
+        """The quickest of these choices all of whose blocks run again in one way, of those within the limit: in stages
+        a few bytes of mixed ones may be too much, however many run again, and of these less is known."""
+        within = [at for at in left if at.again and not at.again.kinds[2]]
+        within = [at for at in within if self.found[at].memory <= (self.limit or inf)]
+        return min(within, key=lambda at: self.found[at].seconds, default=None)
+
+    def slow_down(self, staged: bool, times: float) -> None:
+        """What one choice that shares experts takes more than was estimated, all do, `staged` or not: moves between
+        groups that share them, of which figures have one, and weights that these cannot have in pieces."""
+        if times <= 1:
+            return
+        self.slower[staged] *= times
+        alike = {at: known for at, known in self.found.items() if at.expert > 1 and (at.pipe > 1) == staged}
+        self.found |= {at: replace(known, seconds=known.seconds * times) for at, known in alike.items()}
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
@@ -336,7 +363,7 @@ class Seeking:
         return not self.fits(known), known.seconds if self.fits(known) else known.memory
 
     def fits(self, known: PlanEstimate) -> bool:
-        return self.limit is None or known.memory * self.heavier <= SLACK * self.limit
+        return self.limit is None or known.memory * self.heavier <= self.slack * self.limit
 
     def best_of(self, tensor: int | None = None) -> float:
         """The least estimate that fits, of a size of `tensor` or of all."""

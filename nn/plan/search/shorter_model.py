@@ -84,7 +84,7 @@ def mixtures_of(model: nn.Module) -> tuple[str, int]:
     for path, part in model.named_modules():
         counts = {len(w) for w in part._parameters.values() if w is not None and w.dim() == 3}
         many = sum(w is not None and w.dim() == 3 for w in part._parameters.values())
-        if many > 1 and len(counts) == 1:
+        if many > 1 and len(counts) == 1 and counts != {1}:
             found.add((path.rpartition(".")[2], *counts))
     if len(found) != 1:
         return "", 0

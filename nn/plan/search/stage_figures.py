@@ -63,17 +63,14 @@ class LayerFigures:
         """Those of so many layers."""
         return LayerFigures(**{f.name: getattr(self, f.name) * (1 if f.name in ALIKE else n) for f in fields(self)})
 
-    def mixed(self, other: "LayerFigures", share: float, layers: int) -> "LayerFigures":
-        """Those of a stage of so many layers, of which a share is as in another. Seconds are those of the mean stage;
-        bytes those of the first, which has the most micro-batches, and of such a share no more than whole layers."""
+    def mixed(self, other: "LayerFigures", many: int, layers: int) -> "LayerFigures":
+        """Those of a stage of so many layers, of which some are as in another."""
         here = {f.name: getattr(self, f.name) for f in fields(self)}
-        whole = int(share * layers + TINY) / layers
-        more = {name: getattr(other, name) - x for name, x in here.items()}
+        more = {name: (getattr(other, name) - x) * many for name, x in here.items()}
         both = {
-            name: x + (int(more[name] * whole) if isinstance(x, int) else more[name] * share)
-            for name, x in here.items()
+            name: x + (more[name] // layers if isinstance(x, int) else more[name] / layers) for name, x in here.items()
         }
-        return LayerFigures(**{**both, **{name: max(here[name], here[name] + more[name]) for name in ALIKE}})
+        return LayerFigures(**{**both, **{name: max(here[name], getattr(other, name)) for name in ALIKE if many}})
 
     def gathered(self, over: int) -> "LayerFigures":
         """The same where so many ranks do not share states and the update between them."""
@@ -125,15 +122,16 @@ class StageFigures(NamedTuple):
         """Those where a share of the layers is as others are."""
         return self._replace(other=other, share=share) if share else self
 
-    def stage(self, layers: int, *, first: bool, last: bool) -> LayerFigures:
-        """A stage of so many layers. One with both ends has what is in neither once."""
+    def stage(self, layers: int, *, first: bool, last: bool, before: int = 0) -> LayerFigures:
+        """A stage of so many layers behind others. One with both ends has what is in neither once."""
         if self.other is not None:
+            many = int(self.share * (before + layers) + TINY) - int(self.share * before + TINY)
             mine, theirs = (of.stage(layers, first=first, last=last) for of in (self._replace(other=None), self.other))
-            both = mine.mixed(theirs, self.share, layers)
-            if not (first and last):
+            both = mine.mixed(theirs, many, layers)
+            if not (first and last and many):
                 return both
             # In a backward those of the other kind come last: they are the first layers.
-            freed = round((1 - self.share) * layers) * self.middle.kept
+            freed = (layers - many) * self.middle.kept
             return replace(both, passing=max(mine.passing, self.other.middle.passing - freed))
         if first and last:
             return self.first + self.last + self.middle.times(layers - 2)

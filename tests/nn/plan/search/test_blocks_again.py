@@ -13,6 +13,7 @@ from sbpflow.nn.plan.check import Checked
 from sbpflow.nn.plan.language.statements import Offload, Recompute
 from sbpflow.nn.plan.search.blocks_again import ALL, NONE, PARTLY, BlocksAgain
 from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
+from sbpflow.nn.plan.search.estimate import PlanEstimate
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from tests.nn.plan.search.test_seeking import loss_of, made, searching
 
@@ -122,16 +123,32 @@ def test_a_stage_of_which_some_blocks_run_again_lies_between_those_of_which_none
 
     whole = StageFigures(layer(100, 1.0), layer(900, 1.0), layer(900, 1.0))
     again = StageFigures(layer(10, 2.0), layer(10, 2.0), layer(10, 2.0))
-    for layers, share in ((1, 0.5), (2, 0.75), (4, 0.5), (4, 1.0)):
+    for layers, share in ((1, 0.5), (2, 0.75), (4, 0.5), (4, 0.0), (4, 1.0)):
         for first, last in ((True, False), (False, False), (False, True)):
             none, some, every = (
                 of.stage(layers, first=first, last=last) for of in (whole, whole.mixed(again, share), again)
             )
             assert every.kept <= some.kept <= none.kept
             assert none.forward <= some.forward <= every.forward
-    two = whole.mixed(again, 0.75).stage(2, first=True, last=False)
-    assert two.kept == 510  # one of two: three quarters of two are not two
-    assert two.forward == 1.75 * 2
+    mixed = whole.mixed(again, 0.75)
+    stages = [mixed.stage(2, first=not before, last=False, before=before) for before in (0, 2)]
+    assert [stage.kept for stage in stages] == [510, 20]  # three of four layers: one of the first two, and both others
+    assert [stage.forward for stage in stages] == [3.0, 4.0]
+
+
+def test_where_a_mixed_plan_takes_too_much_one_of_all_blocks_alike_is_next() -> None:
+    model, tokens = made()
+    base = Degrees(2, 4, 1, 4)
+    mixed, slow, quick, large = (
+        replace(base, again=again, by=Pipeline(by))
+        for again, by in ((BlocksAgain(3, 0, 6), "1f1b"), (ALL, "1f1b"), (ALL, "zb_h1"), (PARTLY, "zb_h1"))
+    )
+    with flow.use_cluster(flow.cluster("h100x8*1")):
+        seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
+        takes = ((base, 1.0, 1), (mixed, 1.5, 1), (slow, 3.0, 4), (quick, 2.0, 8), (large, 1.0, 99))
+        seeking.limit, seeking.found = 10, {at: PlanEstimate(seconds, memory) for at, seconds, memory in takes}
+        assert seeking.all_alike(seeking.found) == quick
+        assert seeking.all_alike([base, mixed, large]) is None
 
 
 def test_blocks_that_run_again_under_another_schedule_are_held_against_none_that_do() -> None:

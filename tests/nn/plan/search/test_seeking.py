@@ -530,3 +530,27 @@ def test_there_are_no_stages_where_all_fits_in_a_node() -> None:
 def test_more_ranks_never_take_longer_for_the_same_batch() -> None:
     seconds = [found(ranks=ranks, cluster="h100x8*2").checked.seconds for ranks in (2, 4, 8, 16)]
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_choices_that_share_experts_are_as_much_slower_as_one_of_them_was() -> None:
+    """Those in stages as another in stages; what shares none stays, and so does what is quicker than was estimated."""
+    model, tokens = made(4)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    shared, other = Degrees(1, 8, 1, 2, expert=8), Degrees(1, 8, 1, 2)
+    with priced_by("h100x8*1"):
+        seeking = searching(f"{ALL}, expert", model, tokens)
+        seeking.add([shared, other])
+        before = {at: known.seconds for at, known in seeking.found.items()}
+        seeking.slow_down(True, 3.0)
+        seeking.slow_down(False, 0.5)
+        assert {at: known.seconds for at, known in seeking.found.items()} == before
+        seeking.slow_down(False, 2.0)
+        again = replace(shared, again=ALL_AGAIN)
+        seeking.add([again])
+        found = {at: known.seconds for at, known in seeking.found.items()}
+        seeking.slower[False] = 1.0
+        alone = seeking.estimate(again)
+    assert alone is not None
+    assert (found[shared], found[other]) == (2 * before[shared], before[other])
+    assert found[again] == 2 * alone.seconds
