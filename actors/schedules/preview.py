@@ -8,6 +8,7 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ...boxing.figures import duration
 from ...placement.moved import MovedName
 from ..protocol.feasibility import proved
 from ..protocol.simulate import Ran, Simulation, simulate
@@ -95,6 +96,7 @@ class Preview:
     costs: Costs | tuple[Costs, ...]
     run: Simulation
     devices: tuple[int, ...] = ()  # of each chunk of a linear schedule, where some share one
+    in_seconds: bool = False  # the costs are, as those of a model
 
     svg: ClassVar[Callable[["Preview"], str]]  # actors/timeline gives these two
     drawn: ClassVar[Callable[["Preview", Path | str], Path]]
@@ -194,7 +196,8 @@ class Preview:
 
     @property
     def title(self) -> str:
-        said = f"{self.run.network.name}: {self.end:g} units, bubble {100 * self.bubble:.1f} %"
+        took = duration(self.end) if self.in_seconds else f"{self.end:g} units"
+        said = f"{self.run.network.name}: {took}, bubble {100 * self.bubble:.1f} %"
         return said + (f", of exchanges {100 * self.hidden:.1f} % hidden" if any(self.links) else "")
 
     @property

@@ -47,7 +47,7 @@ def planned(
     """The plan of a file, or data parallel; of 'auto' the planner's answer for as many ranks as there are now, found by
     one of them for all."""
     if said != "auto":
-        return Path(said).read_text() if said else "grid (data=*)"
+        return str(flow.Plan.load(said)) if said else "grid (data=*)"
     size, answer = flow.init().size or 1, [""]
     if not flow.init().rank:
         text = torch.empty(batch, dtype=torch.int64, device="meta")

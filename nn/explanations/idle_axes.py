@@ -1,7 +1,7 @@
 """Idle axes: a step splits nothing over them, so that all ranks along one do the same. Each says what the step would
 take with the batch split over it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,15 +28,25 @@ class IdleAxis(NamedTuple):
 
 def idle_axes(graph: Physical) -> list[IdleAxis]:
     """The axes along which nothing lies in pieces or as addends: no value, gradient or state. In a pipeline also those
-    along which that is so on some stages."""
+    along which that is so on some stages, but for the axis of the stages."""
     sources = [of for s in graph.sources for of in (s.home, s.master)]
+    layouts = dict.fromkeys([*(value.layout for value in graph.values.values()), *sources])
+    homes = {frozenset(of.placement.flat) for of in layouts}
     found: dict[IdleAxis, dict[frozenset[int], bool]] = {}
-    for of in dict.fromkeys([*(value.layout for value in graph.values.values()), *sources]):
+    for of in layouts:
         here = frozenset(of.placement.flat)
         for at, ranks in enumerate(of.placement.shape):
+            if ranks > 1 and _has_stages(of.placement, at, homes):
+                continue
             each = found.setdefault(IdleAxis(_name(of.placement, at), ranks), {})
             each[here] = each.get(here, True) and not _is_used(of, at)
     return [one for axis, idle in found.items() if axis.ranks > 1 for one in _on_stages(axis, idle)]
+
+
+def _has_stages(place: Placement, at: int, homes: Collection[frozenset[int]]) -> bool:
+    """Whether anything lies at one place of an axis alone."""
+    grid = np.reshape([*place.flat], place.shape)
+    return any(home <= frozenset(line.flat) for line in np.moveaxis(grid, at, 0) for home in homes)
 
 
 def _on_stages(axis: IdleAxis, idle: Mapping[frozenset[int], bool]) -> Iterator[IdleAxis]:

@@ -176,7 +176,7 @@ def test_what_cannot_be_right_is_pointed_at(name: str, text: str, at: int, said:
 
 
 def test_an_unknown_op_is_told_its_neighbours() -> None:
-    with pytest.raises(SbpError, match=r"did you mean .*sum\.dim_IntList"):
+    with pytest.raises(SbpError, match=r"there are .*sum\.dim_IntList"):
         parse("sum.dim", "* -> *")
 
 

@@ -15,6 +15,7 @@ python -m sbpflow simulate LlamaForCausalLM my.plan
 import json
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ def _simulate(asked: Namespace) -> None:
         shown = schedule.show(m=many, costs=costs, devices=pieces.first.variant.where.group)
     else:
         shown = schedule.show(stages, many, v=len(costs) // stages, costs=costs)
-    course = pieces.course()
+    course, shown = pieces.course(), replace(shown, in_seconds=True)
     said = {**shown.dict(), "seconds": course.seconds, "once": course.once} if asked.json else {}
     print(json.dumps(said, indent=1) if asked.json else f"{shown}\n{course}")
     if asked.svg is not None:

@@ -12,7 +12,7 @@ from sbpflow.actors.schedules.pipeline import network_of
 from sbpflow.actors.schedules.preview import ticks
 from sbpflow.actors.timeline.diagram import drawn
 from sbpflow.actors.timeline.preview_chart import KINDS, SHADES
-from sbpflow.placement.errors import MissingError, ScheduleError
+from sbpflow.placement.errors import SbpError, ScheduleError
 
 ROOT = Path(__file__).resolve().parents[3]
 PICTURES = ROOT / "docs" / "pictures" / "schedules"
@@ -69,7 +69,7 @@ def test_the_picture_of_a_schedule_is_the_one_in_the_docs(name: str, tmp_path: P
 def test_a_notebook_draws_a_preview() -> None:
     drawn = published("zb_h1").show(2, 2)
     assert ET.fromstring(drawn._repr_svg_()).tag.endswith("svg")
-    with pytest.raises(MissingError, match=r"line\.pdf.*is svg or png"):
+    with pytest.raises(SbpError, match=r"line\.pdf.*is svg or png"):
         drawn.draw("line.pdf")
 
 

@@ -56,6 +56,15 @@ def test_in_a_pipeline_it_is_told_on_which_stage(text: str, where: str) -> None:
     assert line == f"nothing is split {where}its 2 ranks do the same"
 
 
+def test_the_axis_of_the_stages_is_not_idle_where_a_buffer_that_nothing_uses_lies_on_all() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        model.register_buffer("unused", torch.ones(3))
+    text = "grid (pipe=2, data=2)\npipe * over pipe by 1f1b, 2 micro-batches\ninput 0 <- data=S(0)"
+    found = flow.Plan.read(text).check(model, torch.zeros(4, 64, device="meta"), loss_fn=loss_fn)
+    assert not [line for line in found.report.idle if "pipe" in line]
+
+
 def test_arguments_that_lie_already_have_no_price() -> None:
     place = flow.placement("cpu", range(2))
     x = flow.tensor(torch.zeros(4, 4), placement=place, sbp=B)

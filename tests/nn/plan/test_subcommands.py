@@ -1,6 +1,7 @@
 """The commands of a model under a plan that are not `plan`: what they print, as text and as json, and their errors."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def test_schedules_and_the_machine_are_told_as_json(where: Path, capsys: pytest.
     found = read(capsys, "simulate", "1f1b", "-p", "2", "-m", "2")
     assert found["order"] == ["F0 F1 B0 B1", "F0 B0 F1 B1"]
     assert found["bubble"] == pytest.approx(1 / 3)
+    assert re.match(r"1f1b p=2 m=4: [\d.]+ [um]s, bubble ", told(capsys, "simulate", "mine.py:build", "stages.plan"))
     course = read(capsys, "simulate", "mine.py:build", "stages.plan", "--svg", "line.svg")
     assert len(course["order"]) == 2
     assert course["seconds"] > 0
