@@ -179,7 +179,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], type[SbpflowError], str]] = {
     "other names": (
         Renamed,
         FileError,
-        "missing in the files: inner_.bias and 1 more; inner.bias or",
+        "missing in the files: inner_.bias and 1 more; inner.bias is near",
     ),
     "another shape": (shaped, ShapeError, r"inner.weight is \(7, 6\) in the model, and \(6, 6\) in the files"),
     "another kind": (counted, DtypeError, "scale is torch.int64, and model.scale"),
