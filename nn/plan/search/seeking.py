@@ -288,8 +288,8 @@ class Seeking:
         return min(within, key=lambda at: self.found[at].seconds, default=None)
 
     def slow_down(self, staged: bool, times: float) -> None:
-        """What one choice that shares experts takes more than was estimated, all do, `staged` or not: moves between
-        groups that share them, of which figures have one, and weights that these cannot have in pieces."""
+        """Have all choices that share experts, `staged` or not, take as many times as long as estimated as one in full
+        did: for moves between groups that share them, of which figures have one, and weights not in pieces."""
         if times <= 1:
             return
         self.slower[staged] *= times
