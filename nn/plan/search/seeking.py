@@ -66,7 +66,7 @@ class Seeking:
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
         # Of plans in full, with experts shared or not, and in stages or not: seconds and memory by what was estimated.
-        self.more: dict[tuple[bool, bool], tuple[float, float]] = {}
+        self.more: dict[tuple[bool, bool], tuple[float, float, bool]] = {}
 
     @property
     def space(self) -> Space:
@@ -267,7 +267,7 @@ class Seeking:
                 continue
             gone = {*self.found} - {*left}
             slower = max(1.0, tried.checked.seconds / known.seconds) if one.expert > 1 else 1.0
-            self.tell(one, slower, 1.0 if fits else max(1.0, tried.checked.memory / known.memory))
+            self.tell(one, slower, 1.0 if fits else max(1.0, tried.checked.memory / known.memory), sure=not fits)
             if not fits:
                 self.add_again([*self.found])
                 self.add_partly()
@@ -285,15 +285,13 @@ class Seeking:
         within = [at for at in within if self.found[at].memory <= (self.limit or inf)]
         return min(within, key=lambda at: self.found[at].seconds, default=None)
 
-    def tell(self, one: Degrees, slower: float, heavier: float) -> None:
+    def tell(self, one: Degrees, slower: float, heavier: float, *, sure: bool) -> None:
         """What one choice takes more than was estimated, all of its kin do. Those that share experts move more between
         groups that share them, of which figures have one, and have weights that these cannot have in pieces."""
-        if slower == heavier == 1:
-            return
-        before = self.more.get(_kin(one), (1.0, 1.0))
-        self.more[_kin(one)] = before[0] * slower, before[1] * heavier
+        times, bytes, known = self.more.get(_kin(one), (1.0, 1.0, False))
+        self.more[_kin(one)] = times * slower, bytes * heavier, known or sure
         alike = {at: known for at, known in self.found.items() if _kin(at) == _kin(one)}
-        self.found |= {at: _more(known, slower, heavier) for at, known in alike.items()}
+        self.found |= {at: _more(known, slower, heavier, sure) for at, known in alike.items()}
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
@@ -391,5 +389,5 @@ def _kin(at: Degrees) -> tuple[bool, bool]:
     return at.expert > 1, at.pipe > 1
 
 
-def _more(known: PlanEstimate, slower: float, heavier: float) -> PlanEstimate:
-    return PlanEstimate(known.seconds * slower, known.memory * heavier, known.sure or heavier > 1)
+def _more(known: PlanEstimate, slower: float, heavier: float, sure: bool) -> PlanEstimate:
+    return PlanEstimate(known.seconds * slower, known.memory * heavier, known.sure or sure)
