@@ -25,10 +25,11 @@ ROUNDS = 3  # micro-batches a device that are simulated; those behind take as lo
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """Seconds of a step, and bytes of the fullest rank."""
+    """Seconds of a step, and bytes of the fullest rank, which are `sure` where a plan in full of its like told them."""
 
     seconds: float
     memory: float
+    sure: bool = False
 
     def __str__(self) -> str:
         return f"about {duration(self.seconds)}, {volume(int(self.memory))}"

@@ -65,9 +65,8 @@ class Seeking:
         )
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
-        self.heavier = 1.0  # memory of plans in full, as many times what was estimated
-        self.slack = SLACK
-        self.slower = {False: 1.0, True: 1.0}  # seconds of those that share experts, without stages and with
+        # Of plans in full, with experts shared or not, and in stages or not: seconds and memory by what was estimated.
+        self.more: dict[tuple[bool, bool], tuple[float, float, bool]] = {}
 
     @property
     def space(self) -> Space:
@@ -184,10 +183,10 @@ class Seeking:
             if partly in self.found and self.found[partly].memory < self.found[at].memory:
                 self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
 
-    def add_fewest(self, at: Degrees, like: BlocksAgain, heavier: float | None = None) -> Degrees:
+    def add_fewest(self, at: Degrees, like: BlocksAgain, heavier: float = 1.0) -> Degrees:
         """Estimate a choice with as few blocks that run again like these as it takes, if some but not all of them do.
         Its memory is that of a plan so many times `heavier` than what was estimated."""
-        heavier, limit, count = heavier or self.heavier, self.limit or 0, self.space.count
+        limit, count = self.limit or 0, self.space.count
 
         def fit(n: int) -> bool:
             known = self.estimate(replace(at, again=like.some(n, count)))
@@ -225,7 +224,7 @@ class Seeking:
         """Seconds below which a choice is not if so many of its blocks run again that it fits."""
         known, figures = self.found[at], self.short.of(at)
         assert figures is not None
-        share = 1 - self.slack * (self.limit or inf) / (known.memory * self.heavier)
+        share = 1 - self.most(known) / known.memory
         return known.seconds + share * RERUN * at.micro_batches * (self.space.count // at.pipe) * figures.middle.forward
 
     def variants(self, of: Degrees) -> Iterator[Degrees]:
@@ -248,7 +247,7 @@ class Seeking:
         if figures is None:
             return None
         known = estimate(figures, self.space.count, at, self.links(at))
-        return replace(known, seconds=known.seconds * self.slower[at.pipe > 1]) if at.expert > 1 else known
+        return known if _kin(at) not in self.more else _more(known, *self.more[_kin(at)])
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -267,10 +266,9 @@ class Seeking:
             if tried.checked is None:
                 continue
             gone = {*self.found} - {*left}
-            if fits and one.expert > 1:
-                self.slow_down(one.pipe > 1, tried.checked.seconds / known.seconds)
+            slower = max(1.0, tried.checked.seconds / known.seconds) if one.expert > 1 else 1.0
+            self.tell(one, slower, 1.0 if fits else max(1.0, tried.checked.memory / known.memory), sure=not fits)
             if not fits:
-                self.heavier, self.slack = max(self.heavier, tried.checked.memory / known.memory), 1.0
                 self.add_again([*self.found])
                 self.add_partly()
             self.add_nearer(one, tried.checked)
@@ -287,14 +285,13 @@ class Seeking:
         within = [at for at in within if self.found[at].memory <= (self.limit or inf)]
         return min(within, key=lambda at: self.found[at].seconds, default=None)
 
-    def slow_down(self, staged: bool, times: float) -> None:
-        """Have all choices that share experts, `staged` or not, take as many times as long as estimated as one in full
-        did: for moves between groups that share them, of which figures have one, and weights not in pieces."""
-        if times <= 1:
-            return
-        self.slower[staged] *= times
-        alike = {at: known for at, known in self.found.items() if at.expert > 1 and (at.pipe > 1) == staged}
-        self.found |= {at: replace(known, seconds=known.seconds * times) for at, known in alike.items()}
+    def tell(self, one: Degrees, slower: float, heavier: float, *, sure: bool) -> None:
+        """Have all kin of a choice take as much more than was estimated as it does. Those that share experts move more
+        between groups that share them, of which figures have one, and have weights that these cannot have in pieces."""
+        times, bytes, known = self.more.get(_kin(one), (1.0, 1.0, False))
+        self.more[_kin(one)] = times * slower, bytes * heavier, known or sure
+        alike = {at: known for at, known in self.found.items() if _kin(at) == _kin(one)}
+        self.found |= {at: _more(known, slower, heavier, sure) for at, known in alike.items()}
 
     def add_nearer(self, one: Degrees, checked: Checked) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
@@ -307,7 +304,7 @@ class Seeking:
         if made in self.found and made != one:
             of = self.found[made]
             seconds = of.seconds * checked.seconds / known.seconds
-            self.found[made] = PlanEstimate(seconds, of.memory * heavier / self.heavier)
+            self.found[made] = replace(of, seconds=seconds, memory=of.memory * heavier)
 
     def tried_unseen(self) -> None:
         """Plan choices of which nothing is known, whole batches of few cuts first: of those that take too much, the
@@ -355,7 +352,7 @@ class Seeking:
 
     def simpler(self, at: Degrees) -> tuple[bool, int, bool, int]:
         """The order of choices that are as quick: those that fit without any slack first, then of few stages."""
-        tight = self.limit is not None and self.found[at].memory * self.heavier > self.limit
+        tight = self.limit is not None and self.found[at].memory > self.limit
         return tight, at.pipe * at.by.chunks, at.spread, at.tensor
 
     def rank(self, at: Degrees) -> tuple[bool, float]:
@@ -363,7 +360,11 @@ class Seeking:
         return not self.fits(known), known.seconds if self.fits(known) else known.memory
 
     def fits(self, known: PlanEstimate) -> bool:
-        return self.limit is None or known.memory * self.heavier <= self.slack * self.limit
+        return known.memory <= self.most(known)
+
+    def most(self, known: PlanEstimate) -> float:
+        """The bytes that an estimate may have."""
+        return inf if self.limit is None else self.limit * (1.0 if known.sure else SLACK)
 
     def best_of(self, tensor: int | None = None) -> float:
         """The least estimate that fits, of a size of `tensor` or of all."""
@@ -381,3 +382,12 @@ class Seeking:
     def candidate(self, at: Degrees, *, opened: bool = False) -> Candidate:
         name = f"{at}, weights as chosen" if opened else str(at)
         return Candidate(name, Plan.read(self.space.text(at, opened=opened)))
+
+
+def _kin(at: Degrees) -> tuple[bool, bool]:
+    """Of which choices plans in full tell more: those with shared experts or not, and in stages or not."""
+    return at.expert > 1, at.pipe > 1
+
+
+def _more(known: PlanEstimate, slower: float, heavier: float, sure: bool) -> PlanEstimate:
+    return PlanEstimate(known.seconds * slower, known.memory * heavier, known.sure or sure)

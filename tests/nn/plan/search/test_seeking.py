@@ -542,14 +542,14 @@ def test_choices_that_share_experts_are_as_much_slower_as_one_of_them_was() -> N
         seeking = searching(f"{ALL}, expert", model, tokens)
         seeking.add([shared, other])
         before = {at: known.seconds for at, known in seeking.found.items()}
-        seeking.slow_down(True, 3.0)
-        seeking.slow_down(False, 0.5)
+        seeking.tell(replace(shared, pipe=2), 3.0, 3.0, sure=True)
+        seeking.tell(shared, 1.0, 1.0, sure=False)
         assert {at: known.seconds for at, known in seeking.found.items()} == before
-        seeking.slow_down(False, 2.0)
+        seeking.tell(shared, 2.0, 1.0, sure=False)
         again = replace(shared, again=ALL_AGAIN)
         seeking.add([again])
         found = {at: known.seconds for at, known in seeking.found.items()}
-        seeking.slower[False] = 1.0
+        seeking.more.clear()
         alone = seeking.estimate(again)
     assert alone is not None
     assert (found[shared], found[other]) == (2 * before[shared], before[other])
