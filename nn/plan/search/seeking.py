@@ -286,8 +286,8 @@ class Seeking:
         return min(within, key=lambda at: self.found[at].seconds, default=None)
 
     def tell(self, one: Degrees, slower: float, heavier: float, *, sure: bool) -> None:
-        """Have all kin of a choice take as much more than was estimated as it does. Those that share experts move more
-        between groups that share them, of which figures have one, and have weights that these cannot have in pieces."""
+        """Estimate all of a choice's kin so much slower and heavier. Those that share experts move more between groups
+        that share them, of which figures have one, and have weights that these cannot have in pieces."""
         times, bytes, known = self.more.get(_kin(one), (1.0, 1.0, False))
         self.more[_kin(one)] = times * slower, bytes * heavier, known or sure
         alike = {at: known for at, known in self.found.items() if _kin(at) == _kin(one)}
