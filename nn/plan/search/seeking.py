@@ -120,8 +120,15 @@ class Seeking:
             while (more := self.wider(tensor, samples)) is not None and self.look(tensor, more):
                 samples = more
         self.add_partly()
-        for one in self.ranked()[:SCHEDULED]:
-            self.add(replace(one, by=by) for by in self.space.pipelines(one))
+        for at in [replace(one, by=by) for one in self.ranked()[:SCHEDULED] for by in self.space.pipelines(one)]:
+            self.add_scheduled(at)
+
+    def add_scheduled(self, at: Degrees) -> None:
+        """Estimate a choice under another schedule. Where so many blocks that run again are too few for that, and it is
+        quicker than all that fit, it has as many as it takes."""
+        self.add([at])
+        if at.again and (known := self.found.get(at)) and not self.fits(known) and known.seconds < self.best_of():
+            self.add_fewest(at, ALL)
 
     def wider(self, tensor: int, samples: int) -> int | None:
         """The next number of samples of a micro-batch to estimate. Where one stage is about as good as several, that is

@@ -159,3 +159,23 @@ def test_blocks_that_run_again_under_another_schedule_are_held_against_none_that
         seeking.add([at])
         seeking.add_partly()
     assert {replace(at, again=NONE), replace(at, again=PARTLY)} <= seeking.found.keys()
+
+
+def test_a_schedule_that_holds_more_has_as_many_more_blocks_that_run_again_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the quicker schedule is not looked at: it does not fit with the few that are enough for another."""
+    model, tokens = made(8)
+    few = Degrees(2, 4, 1, 4, again=ALL.some(3, 8))
+
+    def takes(at: Degrees) -> PlanEstimate:
+        holds = {"1f1b": 10, "zb_h1": 14}[at.by.schedule]
+        return PlanEstimate(2.0 if at.by.schedule == "1f1b" else 1.0 + 0.01 * at.again.whole, holds - at.again.whole)
+
+    with flow.use_cluster(flow.cluster("h100x8*1")):
+        seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
+        monkeypatch.setattr(seeking, "estimate", takes)
+        seeking.limit = 7
+        seeking.add([few])
+        seeking.add_scheduled(replace(few, by=Pipeline("zb_h1")))
+        assert seeking.ranked()[0] == replace(few, by=Pipeline("zb_h1"), again=ALL.some(7, 8))
