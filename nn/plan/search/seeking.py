@@ -273,7 +273,7 @@ class Seeking:
             if tried.checked is None:
                 continue
             gone = {*self.found} - {*left}
-            slower = max(1.0, tried.checked.seconds / known.seconds) if one.expert > 1 else 1.0
+            slower = max(1.0, tried.checked.seconds / known.seconds)
             self.tell(one, slower, 1.0 if fits else max(1.0, tried.checked.memory / known.memory), sure=not fits)
             if not fits:
                 self.add_again([*self.found])
