@@ -218,7 +218,8 @@ def merged(graph: Physical, every: Iterable[tuple[str, MoveRow]]) -> list[MoveRo
             of, ends = known.of + row.of, known.ends + row.ends
             row = replace(row, name=name, module=module, count=n, told=told, hidden=hidden, of=of, ends=ends)
         rows[key] = row
-    return sorted(rows.values(), key=lambda row: (-row.spent, -row.bytes * row.count))
+    # Seconds that differ by how they were added up are equal, so that a gather and its sum stay in their order.
+    return sorted(rows.values(), key=lambda row: (-float(f"{row.spent:.9g}"), -row.bytes * row.count))
 
 
 def _accounted(
