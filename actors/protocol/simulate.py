@@ -28,8 +28,7 @@ __all__ = ["Ran", "Seconds", "Simulation", "simulate"]
 
 Seconds: TypeAlias = npt.NDArray[np.float64]  # of one thing, in each of many runs
 Others: TypeAlias = Callable[[str, float], Seconds]  # of a firing on a queue, which takes so long in the first
-
-SlotMakers: TypeAlias = tuple[tuple[str, int], ...]
+SlotMakers: TypeAlias = tuple[tuple[str, int], ...]  # registers, and which firing filled a slot of each
 
 SAME = 1e-9  # relative; what lies so near is one instant
 
@@ -289,8 +288,10 @@ class _Clock:
                 event = edge.filled
                 if self.others is not None:
                     filled = self.others.filled(at, _numbered(first, slots), edge.delay)
-                else:
+                elif self.record:
                     filled = tuple([Slot(first + n, self.under_way[at]) for n in range(slots)])
+                else:
+                    filled = _numbered(first, slots)
             if edge.delay:
                 heappush(self.heap, (now + edge.delay, next(self.order), edge.to, event, filled))
             else:

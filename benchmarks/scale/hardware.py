@@ -27,7 +27,7 @@ def cluster_of(run: Run) -> Cluster:
     if kind == "one adapter":  # 100 Gb/s a node, of which each of its 8 cards has its share while all send
         node, network = found.levels
         return replace(found, levels=(node, replace(network, bandwidth=0.8 * 12.5e9 / 8)))
-    if kind == "slow launches":  # of a trainer in Python, fitted by us to half of vTrain's steps on one node
+    if kind == "slow launches":  # of a trainer in Python, fitted by us to 20 of vTrain's steps on one node
         fitted = found.device.fitted
         later = fitted and replace(fitted, launch=SLOW_LAUNCH)
         return replace(found, device=replace(found.device, fitted=later))
