@@ -89,6 +89,7 @@ class Calibration:
 
     A product takes `2mnk / (product x FLOP/s) + bytes / (memory x bytes/s) + launch`, which is also its curve by size.
     A launch is a kernel's part of a step's call that has nothing to compute: on a CPU all that Python and autograd do.
+    A card computes while the `host` launches what comes next, so that small kernels wait for Python.
     `source` says where the constants were fitted and on what, `error` is the median relative error there.
     """
 
@@ -100,6 +101,7 @@ class Calibration:
     attention: float | None = None  # of FLOP/s, in fused attention; None: as products
     functions: float = 1.0  # times as long as its bytes take: a GELU, which evaluates one function of each element
     update: float | None = None  # the same of a kernel that writes where it reads, as a fused AdamW; None: its bytes
+    host: float = 0.0  # seconds in which the host launches a kernel while a card computes: the longer of both counts
 
     def __post_init__(self) -> None:
         for name in ("product", "memory", "attention"):
@@ -119,7 +121,11 @@ class Calibration:
                 f"fitted constants cannot be: update = {self.update}\n"
                 "  how many times as long as a sum of as many bytes a fused update takes: above 0, as in update = 0.7"
             )
-        for name, usual in (("launch", "3e-6 (seconds of a kernel)"), ("error", "0.05 (5 %, where it was fitted)")):
+        for name, usual in (
+            ("launch", "3e-6 (seconds of a kernel)"),
+            ("error", "0.05 (5 %, where it was fitted)"),
+            ("host", "1e-5 (seconds of Python for a kernel)"),
+        ):
             if not 0 <= getattr(self, name) < inf:
                 raise PlacementError(
                     f"fitted constants cannot be: {name} = {getattr(self, name)}\n  0 or more, as in {name} = {usual}"
@@ -268,6 +274,7 @@ def _least_fitted(kinds: Sequence[Device]) -> Calibration | None:
         min(shares),
         max(each.functions for each in fitted),
         max(updates) if updates else None,
+        max(each.host for each in fitted),
     )
 
 

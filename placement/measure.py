@@ -108,6 +108,8 @@ def _reached(host: str, device: Device) -> list[str]:
         lines.append(f"  {dtype:<18}  {peak * found.product / 1e9:>10.1f} GFLOP/s")
     lines.append(f"  {'memory':<18}  {device.memory_bandwidth * found.memory / 1e9:>10.1f} GB/s")
     lines.append(f"  {'launch':<18}  {found.launch * 1e6:>10.1f} us")
+    if found.host:
+        lines.append(f"  {'host':<18}  {found.host * 1e6:>10.1f} us a kernel, beside the card's")
     lines.append(f"  {'functions':<18}  {found.functions:>10.1f} times as long as their bytes")
     if found.update is not None:
         lines.append(f"  {'fused update':<18}  {found.update:>10.2f} times as long as its bytes")

@@ -10,7 +10,7 @@ from .setting import Run
 
 __all__ = ["cluster_of"]
 
-SLOW_LAUNCH = 25e-6  # seconds of a kernel of Megatron-DeepSpeed, run op by op
+SLOW_HOST = 64e-6  # seconds of Python for a kernel of Megatron-DeepSpeed, published
 EXPOSED = (0.40, 0.23)  # shares of moves inside a node and between nodes that nothing hides, published for H100
 
 
@@ -27,10 +27,12 @@ def cluster_of(run: Run) -> Cluster:
     if kind == "one adapter":  # 100 Gb/s a node, of which each of its 8 cards has its share while all send
         node, network = found.levels
         return replace(found, levels=(node, replace(network, bandwidth=0.8 * 12.5e9 / 8)))
-    if kind == "slow launches":  # of a trainer in Python, fitted by us to 20 of vTrain's steps on one node
+    if kind == "waits for Python":  # vTrain's: 800 Gb/s a node, half of the preset's
         fitted = found.device.fitted
-        later = fitted and replace(fitted, launch=SLOW_LAUNCH)
-        return replace(found, device=replace(found.device, fitted=later))
+        later = fitted and replace(fitted, host=SLOW_HOST)
+        node, *others = found.levels
+        levels = node, *(replace(at, bandwidth=at.bandwidth / 2) for at in others)
+        return replace(found, levels=levels, device=replace(found.device, fitted=later))
     if kind == "slow memory":  # the H100 of torchtitan's notes: HBM2e, 96 GB, 500 W
         fitted = found.device.fitted
         slower = fitted and replace(fitted, attention=0.2)  # as published work has it for these cards

@@ -173,7 +173,7 @@ def vtrain(line: Line) -> Iterator[Published]:
     many = int(line["global batch"]) // data // samples
     if data * samples * many != int(line["global batch"]):
         return
-    run = _halves(Run("a100 slow launches", data, tensor, pipe, micro_batches=many, samples=samples, again="full"))
+    run = _halves(Run("a100 waits for Python", data, tensor, pipe, micro_batches=many, samples=samples, again="full"))
     name = f"{of.hidden} x {of.layers}, {data}x{tensor}x{pipe}, {samples} of {line['global batch']}"
     table = "vtrain_multi" if "Parameters (billion)" in line else "vtrain_single"
     yield Published(table, name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")

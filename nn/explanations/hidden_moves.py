@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...boxing.boxing import between
 from ...boxing.graph.buckets import packed
-from ...sbp.joint.op_cost import OpSeconds
+from ...sbp.joint.op_cost import NOTHING, OpSeconds
 from ..graph.instructions.computing import Backward, FirstHalf, SecondHalf, SegmentWork
 from ..graph.instructions.instruction import Instruction
 from ..graph.instructions.moves import MoveInstruction, MoveNow, StartMove, WaitForMove
@@ -18,8 +18,6 @@ from ..graph.lower.registers import Transfer
 from ..graph.lower.segments import Segment, Stage
 
 __all__ = ["PlayedTask", "hidden_seconds", "played"]
-
-NOTHING = OpSeconds(0.0, 0.0)
 
 
 class PlayedTask(NamedTuple):

@@ -3,10 +3,10 @@
     seconds  =  FLOPs / rate  +  bytes / bandwidth  +  launch
 
 Of exponentials, and of updates in place, the bytes so many times. A launch is that of a kernel of a step where calls
-were timed, which on a CPU is longer than that of the kernel alone by what Python and autograd do. Each rate is that
-which makes relative errors small, given the others. Where
-the datasheet is that of the device its peaks stay, and the rates are shares of them; else the rates are the peaks, of
-which the device reaches all.
+were timed, which on a CPU is longer than that of the kernel alone by what Python and autograd do. On a card these have
+a time of their own, the host's, since it launches what comes next while the card computes. Each rate is that which
+makes relative errors small, given the others. Where the datasheet is that of the device its peaks stay, and the rates
+are shares of them; else the rates are the peaks, of which the device reaches all.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,13 @@ from .timing import KernelTime
 
 __all__ = ["fitted_device", "mean_times"]
 
+UNSIZED = "launch", "call", "host", "copy"  # kinds of which there are no sizes to leave out
+
 
 def fitted_device(sheet: Device, times: Sequence[KernelTime], source: str, *, known: bool) -> Device:
     """The device with constants of these times; `known` says that the datasheet is that of this device."""
     every_other = [time for kind in _kinds(times) for time in kind[::2]]
-    left = [time for kind in _kinds(times) for time in kind[1::2] if time.kind not in ("launch", "call", "copy")]
+    left = [time for kind in _kinds(times) for time in kind[1::2] if time.kind not in UNSIZED]
     found = _Rates.of(every_other)
     errors = [abs(found.seconds(time) / time.seconds - 1) for time in left]
     return _Rates.of(times).device(sheet, source, median(errors) if errors else 0.0, known)
@@ -46,7 +48,7 @@ class _Rates:
 
     def __init__(self, launch: float, memory: float, products: dict[str, float], attention: float | None) -> None:
         self.launch, self.memory, self.products, self.attention = launch, memory, products, attention
-        self.host, self.functions, self.call = 0.0, 1.0, launch
+        self.copies, self.functions, self.call, self.host = 0.0, 1.0, launch, 0.0
         self.update: float | None = None
 
     @classmethod
@@ -70,7 +72,8 @@ class _Rates:
             found.update = memory / _rate(of["update"], lambda time: time.bytes, lambda time: launch)
         if of.get("call"):
             found.call = max(launch, median(time.seconds for time in of["call"]))
-        found.host = max((time.bytes / time.seconds for time in of.get("copy", [])), default=0.0)
+        found.host = max((time.seconds for time in of.get("host", [])), default=0.0)
+        found.copies = max((time.bytes / time.seconds for time in of.get("copy", [])), default=0.0)
         return found
 
     def seconds(self, time: KernelTime) -> float:
@@ -94,8 +97,9 @@ class _Rates:
             attention=share,
             functions=self.functions,
             update=self.update,
+            host=self.host,
         )
-        host = self.host or sheet.host_bandwidth
+        host = self.copies or sheet.host_bandwidth
         return replace(sheet, flops=peaks, memory_bandwidth=memory, host_bandwidth=host, fitted=constants)
 
 

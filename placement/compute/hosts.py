@@ -44,6 +44,7 @@ def _apart(one: Device, other: Device) -> bool:
         lambda device: device.flops["float32"] * (device.fitted.product if device.fitted else 1.0),
         lambda device: device.memory_bandwidth * (device.fitted.memory if device.fitted else 1.0),
         lambda device: device.fitted.launch if device.fitted else 0.0,
+        lambda device: device.fitted.host if device.fitted else 0.0,
     )
     pairs = (sorted((of(one), of(other))) for of in figures)
     return any(more > UNLIKE * less for less, more in pairs)

@@ -3,7 +3,6 @@
 A tensor with several users has a node of its own between them, whose choice is how it is moved: once for all that want
 it so. Its gradient comes back the same way. Equal calls share their options and equal pairs their matrix, so that a
 model of a hundred layers takes little longer than one of three.
-
 Weights are gathered, and their gradients reduced, beside what is computed where the runtime has that so; such moves
 cost what there is no room for.
 """
@@ -28,7 +27,7 @@ from .edge_cost import Carried, EdgeCosts, EdgeSeconds, EdgeTensor, Lies, bytes_
 from .fixed import asked_cuts, options_of
 from .known_options import KnownOptions
 from .move_cost import local_bytes
-from .op_cost import option_seconds
+from .op_cost import NOTHING, OpSeconds, option_seconds
 from .options import Cut, Reach
 from .pins import cut_over, is_pin_alone, pinned, pins_by_op
 from .placements import Homes
@@ -53,6 +52,7 @@ class ChoiceNode:
     slots: dict[int, Lies] = field(default_factory=dict)  # input slot -> lies; nodes that are no ops have one, 0
     moves: Vector | None = None  # in sources: the part of `cost` in which an optimizer's gradients and weights move
     back: Vector | None = None  # in ops: the part of `cost` that is spent in the backward
+    host: OpSeconds = NOTHING  # in ops: of one micro-batch, those of who launches its kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,11 +223,11 @@ class _Formulation:
         key = static(op, call), comes, flags, self.costs.alike(there), self.costs.rounds.times, wanted, fused
         if key not in self.known:
             self.known[key] = self._candidates(index, call, reach, grads, saved, asked, fused)
-        candidates, cost, back, memory, ins, outs, states, partial, apart = self.known[key]
+        candidates, cost, back, memory, ins, outs, states, partial, apart, host = self.known[key]
         for slot in (k for k, n in enumerate(op.numbers) if self.demands.real_sums and n in self.begins):
             axes = self.demands.summed_over(there)
             cost = np.where([axes.isdisjoint(o.outputs[slot].grads) for o in candidates], cost, inf)
-        at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins)), back=back))
+        at = self._add(ChoiceNode("op", index, candidates, cost, memory, dict(enumerate(ins)), back=back, host=host))
         self.spread.update({(index, k): how for k, how in apart.items()})
         for slot, number in enumerate(op.inputs):
             self._uses(at, slot, number, ins[slot], op.place(slot, there))
@@ -254,7 +254,7 @@ class _Formulation:
         device = self.cluster(there).device_of(there)
         view, trains = is_view(call), any(grads)
         wants, again = [each.grad and trains for each in reach], trains and bool(op.origin.recompute)
-        cost, back = option_seconds(call, found, wants, device, fused=fused, again=again)
+        cost, back, host = option_seconds(call, found, wants, device, fused=fused, again=again)
         apart: dict[int, Spread] = {}
         inside = self.parts(op)
         if inside is not None:
@@ -277,7 +277,7 @@ class _Formulation:
         )
         partial = tuple(any(lie.state.partial for lie in y.each) for y in outs)
         both = self.costs.rounds.times * np.array([cost, back])
-        return tuple(found), *both, memory, ins, outs, states, partial, apart
+        return tuple(found), *both, memory, ins, outs, states, partial, apart, host
 
     def _shared(self, states: tuple[State, ...]) -> tuple[State, ...]:
         """One object for equal sets, since they are told apart by identity."""

@@ -3,6 +3,7 @@
     product      2mnk / (share x peak)  +  bytes / (share x bandwidth)  +  launches
     attention    the same with the share of fused attention
     others       bytes / (share x bandwidth)  +  launches  +  exponentials and the like
+    host         its seconds of each launch: beside all of these, so that the longer counts of what a task adds up
 
 One exponential of each element takes as long as a GELU's was seen to lengthen it, beside reading and writing its
 elements. Of a datasheet, whose shares are 1 and whose launches take no time, the longer of computing and reading counts
@@ -23,7 +24,9 @@ from ..state import Lie, local_numel
 from .options import Option
 
 __all__ = [
+    "NOTHING",
     "OpSeconds",
+    "OptionSeconds",
     "adding_seconds",
     "alone",
     "bandwidth",
@@ -41,6 +44,17 @@ class OpSeconds(NamedTuple):
 
     forward: float
     backward: float
+
+
+NOTHING = OpSeconds(0.0, 0.0)
+
+
+class OptionSeconds(NamedTuple):
+    """Seconds of each option of an op, the part of the backward, and those of the host, whatever the option."""
+
+    whole: list[float]
+    back: list[float]
+    host: OpSeconds
 
 
 def rate(device: Device, dtype: torch.dtype, attention: bool = False) -> float:
@@ -80,16 +94,19 @@ def option_seconds(
     *,
     fused: FusedOp | None,
     again: bool,
-) -> tuple[list[float], list[float]]:
-    """The seconds of each option, and of these the part of the backward, which may have the forward once `again`."""
+) -> OptionSeconds:
+    """The seconds of each option. The backward may have the forward once `again`."""
     if is_view(call):
-        return [0.0] * len(options), [0.0] * len(options)
+        return OptionSeconds([0.0] * len(options), [0.0] * len(options), NOTHING)
     kernels, dtype = kernels_of(call, wants), dtype_of(call)
     kernels = fused.of(kernels) if fused else kernels
     held = (on_rank(call, option.inputs, option.outputs) for option in options)
     both = [seconds(kernels, of, option.share, dtype, device) for of, option in zip(held, options, strict=True)]
     back = [of.backward + again * of.forward for of in both]
-    return [of.forward + more for of, more in zip(both, back, strict=True)], back
+    whole = [of.forward + more for of, more in zip(both, back, strict=True)]
+    spent = device.fitted.host if device.fitted else 0.0
+    forward, backward = (spent * way.launches for way in kernels[:2])
+    return OptionSeconds(whole, back, OpSeconds(forward, backward + again * forward))
 
 
 def adding_seconds(size: int, device: Device) -> float:

@@ -126,6 +126,7 @@ class GraphFacts:
     cut: str = ""  # how its layers were cut into stages, where nobody said it
     copying: float = 0.0  # seconds of what is offloaded on its way to the host, and as many back
     waiting: float = 0.0  # those of both during which nothing is computed
+    launching: float = 0.0  # those of a micro-batch in which the host launches kernels and nothing else goes on
     idle: Sequence[str] = ()  # a line on each axis over which nothing is split
     once: float = 0.0  # seconds of moves that a step in micro-batches makes before or behind them
     account: MoveAccount | None = None  # the seconds of moves by which the choice was made
@@ -194,7 +195,7 @@ class GraphFacts:
         if self.course is not None:
             return self.course.seconds + self.whole
         exposed = self.moving if self.exposed is None else self.exposed
-        return None if self.compute is None else self.compute + self.update + exposed + self.waiting
+        return None if self.compute is None else self.compute + self.update + exposed + self.waiting + self.launching
 
     @property
     def placements(self) -> list[str]:
@@ -232,6 +233,7 @@ class GraphFacts:
                 "once": self.once,
                 "copying": self.copying,
                 "waiting": self.waiting,
+                "launching": self.launching,
                 "course": self.course and asdict(self.course),
             },
             "flops": {str(kind).removeprefix("torch."): many for kind, many in self.work.items()},

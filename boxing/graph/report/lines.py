@@ -44,6 +44,8 @@ def time_line(facts: GraphFacts) -> str:
     if facts.copying:
         gone = duration(2 * facts.copying - facts.waiting)
         moves += f", to the host and back {duration(2 * facts.copying)}, of which hidden {gone}"
+    if facts.launching:
+        moves += f", waiting for the host's launches {duration(facts.launching)}"
     if facts.compute is None or facts.predicted is None:
         return f"compute unknown; {moves}"
     update = f"optimizer {duration(facts.update)}, " if facts.update else ""

@@ -48,15 +48,17 @@ def step_parts(facts: GraphFacts) -> dict[str, float]:
     found["other ops"] = facts.compute - sum(found.values())
     course = facts.course
     if course is None:
-        found |= {"optimizer": facts.update, "the host": facts.waiting}
+        found |= {"optimizer": facts.update, "the host": facts.waiting + facts.launching}
         found["moves"] = step - sum(found.values())
     else:
         busy = mean(seconds for _, seconds in course.stages)
         share = min(course.micro_batches / len(course.stages), busy / facts.compute) if facts.compute else 0.0
         found = {part: seconds * share for part, seconds in found.items()}
+        rest = max(0.0, busy - share * facts.compute)
+        found["the host"] = min(share * facts.launching, rest)
         once = facts.update + facts.once
         found["optimizer"] = course.once * facts.update / once if once else 0.0
-        found["moves"] = max(0.0, busy - share * facts.compute) + course.once - found["optimizer"] + facts.whole
+        found["moves"] = rest - found["the host"] + course.once - found["optimizer"] + facts.whole
         found["other stages"] = step - sum(found.values())
     return {part: seconds for part, seconds in found.items() if seconds > 1e-9 * step}
 

@@ -67,13 +67,15 @@ def chunk_costs(
         inputs = [decided.names[n] for n in op.inputs if n in decided.names]
         wants = [name for name in inputs if op.grad and graph.values[name].grad]
         back = posed.back(node, choice[at]) if wants else 0.0
+        parts[chunk]["host"] += node.host.forward
         parts[chunk]["room"] += seconds
         parts[chunk]["forward"] += seconds - back
         if wants and graph.losses:
             ours = [name in weights for name in wants]
-            half = back if all(ours) or not any(ours) else back / 2
-            parts[chunk]["weight"] += half * any(ours)
-            parts[chunk]["backward"] += half * (not all(ours))
+            share = 1.0 if all(ours) or not any(ours) else 0.5
+            for part, took in (("", back), ("host ", node.host.backward)):
+                parts[chunk][f"{part}weight"] += share * took * any(ours)
+                parts[chunk][f"{part}backward"] += share * took * (not all(ours))
     group = {place: number for number, places in enumerate(where.placements) for place in places}
     for at, (edge, (number, _, _, of)) in enumerate(zip(posed.problem.edges, posed.tensors, strict=True)):
         source, chunk, spent = chunk_of[edge.i], chunk_of[edge.j], posed.spent(at, choice)
@@ -149,13 +151,14 @@ def _chunks_of(decided: Decided, stages: Sequence[Stage], where: Chunks) -> list
 def _costs(of: Mapping[str, float], hop: float) -> Costs:
     """The costs of a chunk, with moves inside of forward and backward as exchanges as far as both have them. The rest
     of the longer is not hidden by any other task of this chunk, and counts as if it computed. Of those beside the
-    computing that counts for which there is no room."""
+    computing that counts for which there is no room. No task is shorter than the host takes to launch its kernels."""
     both = min(of["out"], of["back"])
     beside = of["hidden"] + of["hidden back"]
     over = max(0.0, 1 - of["room"] / beside) if beside else 0.0
     forward, backward = of["forward"] + of["out"] - both, of["backward"] + of["back"] - both
-    weight = of["weight"] + over * of["hidden back"]
-    return Costs(forward + over * of["hidden"], backward, weight, hop, exchange=both)
+    weight = max(of["weight"] + over * of["hidden back"], of["host weight"])
+    forward = max(forward + over * of["hidden"], of["host"] - both)
+    return Costs(forward, max(backward, of["host backward"] - both), weight, hop, exchange=both)
 
 
 def once(

@@ -64,6 +64,16 @@ def test_of_a_device_without_a_datasheet_the_peaks_are_what_it_reaches() -> None
     assert fitted.attention == pytest.approx(ATTENTION / RATES["float32"])
 
 
+def test_a_card_computes_while_its_host_launches_so_that_each_has_seconds_of_its_own() -> None:
+    times = [time._replace(kind="host") if time.kind == "call" else time for time in of_a_device()]
+    fitted = fitted_device(SHEET, times, "here", known=True).fitted
+    assert fitted is not None
+    assert (fitted.launch, fitted.host) == (LAUNCH, CALL)
+    on_a_cpu = fitted_device(SHEET, of_a_device(), "here", known=True).fitted
+    assert on_a_cpu is not None
+    assert (on_a_cpu.launch, on_a_cpu.host) == (CALL, 0)
+
+
 def test_the_error_is_that_of_sizes_that_were_left_out() -> None:
     """Every other size takes a quarter longer than the others say."""
     times = of_a_device()

@@ -7,7 +7,7 @@ import torch
 
 from sbpflow.placement import Calibration, Device, cluster
 from sbpflow.sbp.call import Call
-from sbpflow.sbp.joint.op_cost import adding_seconds, alone, bytes_of, dtype_of, rate, seconds
+from sbpflow.sbp.joint.op_cost import adding_seconds, alone, bytes_of, dtype_of, option_seconds, rate, seconds
 from sbpflow.sbp.kernels.fused import FusedOp
 from sbpflow.sbp.kernels.kernels import kernels_of
 
@@ -123,3 +123,14 @@ def test_a_sum_in_place_is_priced_where_an_update_was_timed() -> None:
     assert adding_seconds(100, FITTED) == adding_seconds(100, SHEET) == 0
     timed = replace(FITTED, fitted=replace(CONSTANTS, update=0.5))
     assert adding_seconds(100, timed) == pytest.approx(0.5 * 300 / 25 + 0.01)
+
+
+def test_the_host_launches_each_kernel_of_either_way_and_once_more_those_that_run_again() -> None:
+    slow = replace(FITTED, fitted=replace(CONSTANTS, host=0.1))
+    for again, backward in ((False, 0.2), (True, 0.3)):
+        spent = option_seconds(PRODUCT, [], (True, True), slow, fused=None, again=again)
+        assert spent.host == pytest.approx((0.1, backward))
+    inside = FusedOp((True,), (True,), 0.0)
+    call = Call(aten.gelu.default, (X,), {}, (X,))
+    assert option_seconds(call, [], (True,), slow, fused=inside, again=False).host == (0, 0)
+    assert option_seconds(PRODUCT, [], (True, True), FITTED, fused=None, again=False).host == (0, 0)

@@ -1,5 +1,7 @@
 """Parts of a step: they add up to it, in stages and micro-batches too, and the bar has each at its length."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +89,28 @@ def test_the_page_has_the_parts_with_their_colours(name: str) -> None:
     found = flow.Plan.read(PLANS[name]).check(model, x, cluster="h100x8")
     parts = step_parts(found.report)
     assert page_data(found.report)["parts"] == [[part, seconds, LOOKS[part].fill] for part, seconds in parts.items()]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_small_kernels_wait_for_the_host_and_large_ones_do_not(name: str) -> None:
+    """A host that takes long is what the step takes; one that is quicker than the card takes none of it."""
+    preset = flow.cluster("h100x8")
+    fitted = preset.device.fitted
+    assert fitted is not None
+    with torch.device("meta"):
+        model, x = nn.Sequential(*(Block() for _ in range(BLOCKS))), torch.empty(ROWS, WIDTH)
+        plain, quick, slow, slower = (
+            flow.predict(
+                model,
+                x,
+                PLANS[name],
+                cluster=replace(preset, device=replace(preset.device, fitted=replace(fitted, host=host))),
+            )
+            for host in (0.0, 1e-9, 1e-2, 2e-2)
+        )
+    assert quick.seconds == plain.seconds
+    assert "the host" not in quick.parts or name == "offload"
+    assert slow.parts["the host"] > 0.5 * (slow.seconds - slow.parts.get("other stages", 0.0))
+    assert slower.seconds == pytest.approx(2 * slow.seconds, rel=0.02)
+    assert sum(slow.parts.values()) == pytest.approx(slow.seconds)
+    assert "waiting for the host's launches" in str(slow.checked.report)

@@ -127,3 +127,20 @@ def test_a_task_ends_no_sooner_than_its_copies_to_the_host() -> None:
     assert [one.forward for one in costs] == pytest.approx(stowed)
     assert [one.backward + one.weight for one in costs] == pytest.approx(stowed)
     assert found[1].seconds >= found[0].seconds + 2 * (m - 1) * max(stowed)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_no_task_is_shorter_than_the_host_takes_to_launch_its_kernels(schedule: str) -> None:
+    """Each layer has a product, an activation and a product, and the last a loss in one kernel; the first needs no
+    gradient of its samples."""
+    preset = flow.cluster("h100x8")
+    fitted = preset.device.fitted
+    assert fitted is not None
+    host = replace(preset, device=replace(preset.device, fitted=replace(fitted, host=1.0)))
+    plan = f"grid cuda (pipe=2)\npipe * over pipe by {schedule}, 4 micro-batches"
+    with priced_by(host):
+        step = planned_step(flow.Plan.read(plan), model(256, 256), torch.zeros(SAMPLES, WIDTH), loss_fn=loss_fn)
+        costs = step.plan.pieces.costs() if step.plan.pieces else ()
+    assert [c.forward for c in costs] == pytest.approx([3, 4])
+    assert [c.backward + c.weight for c in costs] == pytest.approx([6, 8])
+    assert [c.weight for c in costs] == pytest.approx([3.5, 3])  # half of what a layer's backward launches for both
