@@ -149,3 +149,13 @@ def test_two_towers_are_cut_as_no_other_two_cuts_are_better(schedule: str) -> No
     assert all(work.at_least(ends) < work.seconds(ends) for ends in every)
     assert work.best([1, 4, 6, 9], held=[0])[:2] == [1, 4]
     assert work.seconds(work.best([1, 4, 6, 9], held=[0])) == min(map(work.seconds, every[:4]))
+
+
+@pytest.mark.parametrize(("more", "first"), [(0.01, 2), (2.0, 1)])
+def test_a_good_cut_stays_where_another_is_hardly_quicker(more: float, first: int) -> None:
+    """The first layer takes a little longer than the others, or much."""
+    a, b = flow.placement("cpu", [0]), flow.placement("cpu", [1])
+    layers = [LayerCost(1.0 + more, 1.0 + more, 1.0 + more), *([LayerCost(1.0, 1.0, 1.0)] * 3)]
+    work = StageWork([layers] * 2, [a, b], flow.actors.published("1f1b"), 400, True)
+    assert work.best([2, 4]) == [first, 4]
+    assert (work.seconds([1, 4]) < work.seconds([2, 4])) == (first == 1)

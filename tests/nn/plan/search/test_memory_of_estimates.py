@@ -16,14 +16,14 @@ from sbpflow.nn.plan.search.trying import Trying
 
 transformers = pytest.importorskip("transformers")
 
-LAYERS, SAMPLES, LENGTH = 8, 64, 512
-SIZES = {"hidden_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "vocab_size": 4096}
+LAYERS, SAMPLES, LENGTH = 8, 64, 2048
+SIZES = {"hidden_size": 2048, "num_hidden_layers": LAYERS, "num_attention_heads": 16, "vocab_size": 16384}
 PLAN = "cast ** to bf16\ncast {grads,states} ** to fp32\nseek pipe, data, tensor, micro-batches, schedule, recompute"
 
 
 def made(name: str) -> nn.Module:
     t: Any = transformers
-    more = {"num_key_value_heads": 8, "intermediate_size": 1024}
+    more = {"num_key_value_heads": 8, "intermediate_size": 5632}
     with torch.device("meta"):
         if name == "dense":
             return t.LlamaForCausalLM(t.LlamaConfig(**SIZES, **more))  # type: ignore[no-any-return]
@@ -31,14 +31,15 @@ def made(name: str) -> nn.Module:
             sizes = {**SIZES, **more, "num_local_experts": 8, "sliding_window": None}
             return t.MixtralForCausalLM(t.MixtralConfig(**sizes))  # type: ignore[no-any-return]
         heads = {
-            "q_lora_rank": 192,
-            "kv_lora_rank": 128,
-            "qk_rope_head_dim": 32,
-            "qk_nope_head_dim": 64,
-            "v_head_dim": 64,
+            "num_key_value_heads": 16,
+            "q_lora_rank": 768,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
         }
         mixture = {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
-        sizes = {**SIZES, **more, **heads, **mixture, "moe_intermediate_size": 256, "first_k_dense_replace": 1}
+        sizes = {**SIZES, **more, **heads, **mixture, "moe_intermediate_size": 1408, "first_k_dense_replace": 1}
         return t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**sizes))  # type: ignore[no-any-return]
 
 
@@ -64,4 +65,4 @@ def test_an_estimate_is_within_some_percent_of_the_account(name: str, way: str) 
         at = WAYS[way]
         seeking.add([at])
         _, checked = stepped(flow.Plan.read(space.text(at)), model, batch, ranks=8)
-    assert seeking.found[at].memory == pytest.approx(checked.memory, rel=0.06)
+    assert seeking.found[at].memory == pytest.approx(checked.memory, rel=0.03)
