@@ -89,8 +89,8 @@ class StageWork:
         return run.end + self._update(ends) if run.finished else self.quick(ends)
 
     def best(self, near: Sequence[int], held: Sequence[int] = ()) -> list[int]:
-        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with, which stays where
-        others are hardly quicker: runs of unlike lengths hold more. Towers that are `held` stay cut as it is."""
+        """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with. It stays where
+        others are hardly quicker, since runs of unlike lengths hold more. Towers that are `held` stay cut as it is."""
         cuts, fixed = [list(near)], self._fixed(held)
         if prod(comb(layers - 1, n - 1) for at, (layers, n) in enumerate(self._towers) if at not in held) <= COUNTED:
             cuts += self._every(near, held)
