@@ -11,7 +11,8 @@ from .setting import Run
 __all__ = ["cluster_of"]
 
 SLOW_HOST = 64e-6  # seconds of Python for a kernel of Megatron-DeepSpeed, published
-EXPOSED = (0.40, 0.23)  # shares of moves inside a node and between nodes that nothing hides, published for H100
+# Shares of moves inside a node and between nodes that nothing hides, published for H100.
+EXPOSED = {"all": (0.40, 0.23), "between nodes": (1.0, 0.23)}
 
 
 def cluster_of(run: Run) -> Cluster:
@@ -22,7 +23,7 @@ def cluster_of(run: Run) -> Cluster:
     if (
         run.hides
     ):  # by a trainer that has collectives beside the computing; what is left takes as long as by quicker links
-        shares = zip(found.levels, EXPOSED, strict=False)
+        shares = zip(found.levels, EXPOSED[run.hides], strict=False)
         found = replace(found, levels=tuple(replace(at, bandwidth=at.bandwidth / share) for at, share in shares))
     if kind == "one adapter":  # 100 Gb/s a node, of which each of its 8 cards has its share while all send
         node, network = found.levels

@@ -87,7 +87,7 @@ def megascale(line: Line) -> Iterator[Published]:
 
 def megatron_h100(line: Line) -> Iterator[Published]:
     """Neither micro-batch nor virtual stages are said, and that data, tensor and pipeline moves are overlapped is."""
-    run = replace(_selective("h100", line), hides=True)
+    run = replace(_selective("h100", line), hides="all")
     per_stage = int(line["layers"]) // run.pipe
     most = max(v for v in range(1, MOST_CHUNKS + 1) if per_stage % v == 0)
     samples = (1, 2, 4) if run.pipe == 1 else (1, 2)
@@ -140,7 +140,7 @@ def torchtitan(line: Line) -> Iterator[Published]:
         zero=3,
         dtype="fp8" if line["dtype"] == "float8" else "bf16",
         compiled="compile" in words,
-        hides="AsyncTP" in words,
+        hides="all" if "AsyncTP" in words else "",
     )
     of = replace(LLAMA[line["model"]], length=length)
     seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
@@ -149,6 +149,7 @@ def torchtitan(line: Line) -> Iterator[Published]:
 
 
 def llama3(line: Line) -> Iterator[Published]:
+    """What goes between stages and ranks of data is said to be asynchronous; of tensors nothing is said."""
     of = LLAMA["405B"]
     seconds = (
         float(line["tokens_per_batch_M"])
@@ -158,7 +159,9 @@ def llama3(line: Line) -> Iterator[Published]:
         / (float(line["tflops_per_gpu"]) * 1e12 * int(line["gpus"]))
     )
     many = int(line["batch_per_dp"])
-    run = Run("h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1)
+    run = Run(
+        "h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1, hides="between nodes"
+    )
     first, *others = _runs(run, (1,), (1, min(MOST_CHUNKS, of.layers // run.pipe)))
     name, said = f"{line['gpus']} GPUs", "ZeRO-1"
     yield Published("llama3_405b", name, of, first, seconds, assumed=said, others=tuple(others))

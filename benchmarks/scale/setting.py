@@ -61,7 +61,7 @@ class Run:
     dtype: str = "bf16"
     gradients: str = "fp32"
     compiled: bool = False  # else a trainer runs kernels one by one
-    hides: bool = False  # whether moves of tensors, data and stages go beside the computing, as far as they do
+    hides: Literal["", "between nodes", "all"] = ""  # moves that its trainer has beside the computing
 
     @property
     def gpus(self) -> int:
