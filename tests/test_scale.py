@@ -20,6 +20,7 @@ from benchmarks.scale.refit import PARTS, fitted, left_out, scaled
 from benchmarks.scale.report import report
 from benchmarks.scale.rows import TABLES, rows
 from benchmarks.scale.setting import Architecture, Published, Run
+from sbpflow.placement import Cluster
 
 GPUS = {"ptdp_table1": [32, 128, 512, 1536, 2520], "megascale_table2": [256, 768, 3072, 8192], "llama3_405b": [8192]}
 MIXTRAL = Architecture("mixtral", 2, 256, 4, 512, 64, 512, 2, experts=8, chosen=2, expert_ffn=512)
@@ -60,11 +61,22 @@ def test_the_quickest_run_that_fits_answers() -> None:
 
 def test_where_moves_are_hidden_links_are_quicker_by_what_stays_exposed() -> None:
     run = Run("h100", data=16)
-    plain, hidden = cluster_of(run), cluster_of(replace(run, hides=True))
-    assert [b.bandwidth / a.bandwidth for a, b in zip(plain.levels, hidden.levels, strict=True)] == [
-        pytest.approx(1 / 0.40),
-        pytest.approx(1 / 0.23),
-    ]
+    plain, network, hidden = (cluster_of(replace(run, hides=kind)) for kind in ("", "between nodes", "all"))
+
+    def quicker(than: Cluster) -> list[float]:
+        return [of.bandwidth / at.bandwidth for at, of in zip(plain.levels, than.levels, strict=True)]
+
+    assert quicker(hidden) == pytest.approx([1 / 0.40, 1 / 0.23])
+    assert quicker(network) == pytest.approx([1, 1 / 0.23])
+
+
+def test_a_trainer_that_waits_for_python_has_nodes_of_half_the_network() -> None:
+    for row in (rows("vtrain_multi")[0], rows("vtrain_single")[0]):
+        found, preset = cluster_of(row.run), cluster_of(replace(row.run, hardware="a100"))
+        assert found.device.fitted is not None
+        assert found.device.fitted.host == 64e-6
+        assert [at.bandwidth for at in found.levels[:1]] == [at.bandwidth for at in preset.levels[:1]]
+        assert [2 * at.bandwidth for at in found.levels[1:]] == [at.bandwidth for at in preset.levels[1:]]
 
 
 def test_work_of_a_forward_is_that_of_the_papers() -> None:

@@ -20,9 +20,7 @@ def cluster_of(run: Run) -> Cluster:
     base, _, kind = run.hardware.partition(" ")
     nodes = max(1, ceil(run.gpus / 8))
     found = flow.cluster(f"{base}x8*{nodes}" if nodes > 1 else f"{base}x8")
-    if (
-        run.hides
-    ):  # by a trainer that has collectives beside the computing; what is left takes as long as by quicker links
+    if run.hides:  # what is left takes as long as by quicker links
         shares = zip(found.levels, EXPOSED[run.hides], strict=False)
         found = replace(found, levels=tuple(replace(at, bandwidth=at.bandwidth / share) for at, share in shares))
     if kind == "one adapter":  # 100 Gb/s a node, of which each of its 8 cards has its share while all send
