@@ -155,7 +155,7 @@ def test_waiting_for_other_stages_grows_with_their_computing() -> None:
 
 def test_the_report_has_a_line_a_table_and_the_chart_a_mark_a_row() -> None:
     found = rows("korthikanti2022_table5")
-    base = {"fits": True, "memory": 1e9, "processor": 1.0, "parts": TELL}
+    base = {"fits": True, "memory": 1e9, "taken": 1.2e9, "processor": 1.0, "parts": TELL}
     lines = [*report({"korthikanti2022_table5": [(row, {**base, "seconds": row.seconds}) for row in found]})]
     assert "| korthikanti2022_table5 | 4 of 4 | 0.0% | 100% | +0% | 16.4% |  | 2 of 2 |" in lines
     picture = chart("korthikanti2022_table5", found, [1.2 * row.seconds for row in found], baselines(found))

@@ -116,6 +116,7 @@ def _answer(of: Architecture, run: Run) -> Answer:
     from sbpflow.boxing.graph.report.step_parts import step_parts
     from sbpflow.nn.graph.compiler.backends import Backend
     from sbpflow.nn.plan.check import checked_step, planned_step, priced_by
+    from sbpflow.placement.hardware import GAPS
 
     from .families import loss_of, made
 
@@ -137,6 +138,7 @@ def _answer(of: Architecture, run: Run) -> Answer:
     return {
         "seconds": checked.seconds,
         "memory": checked.memory,
+        "taken": checked.taken(GAPS),
         "fits": checked.fits,
         "held": fullest and asdict(fullest),
         "parts": parts,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from sbpflow.placement.hardware import RESERVED
 
 from .asked import Answer
 from .baseline import baselines
@@ -107,8 +106,7 @@ def _picks(told: Mapping[str, Found]) -> Iterator[str]:
 
 def _held(row: Published, answer: Answer) -> float:
     """Bytes of the fullest card: those that are alive, with the gaps between them where the table counts these too."""
-    alive = float(answer["memory"])
-    return alive / (1 - RESERVED) if row.reserved else alive
+    return float(answer["taken" if row.reserved else "memory"])
 
 
 def _middle(errors: Sequence[float]) -> str:

@@ -28,6 +28,11 @@ class Held:
     disk: int = 0
 
     @property
+    def passing(self) -> int:
+        """The part of the total that comes and goes, beside what is there all the time."""
+        return max(0, self.total - self.parameters - self.gradients - self.states)
+
+    @property
     def shares(self) -> dict[str, float]:
         """The part of each kind in the total, scaled because they are not all held at once."""
         sizes = {kind: getattr(self, kind) for kind in ("parameters", "gradients", "states", "activations")}

@@ -21,7 +21,7 @@ from ...boxing.graph.report.report import Report
 from ...boxing.html import paragraph, table
 from ...placement import Cluster, cluster, default_cluster, use_cluster
 from ...placement.errors import SbpError
-from ...placement.hardware import RESERVED, Device
+from ...placement.hardware import GAPS, KEPT_FREE, Device
 from ...sbp.joint.solver.propagation import Changed, changed
 from ..explanations.step_report import explained
 from ..graph.captures import Captures
@@ -39,6 +39,7 @@ from .notes import kept_notes, noted, options_of
 
 __all__ = [
     "Checked",
+    "alive_within",
     "check",
     "checked_step",
     "device_of",
@@ -69,8 +70,19 @@ class Checked:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank stays within the memory of its device, less what is kept free of it."""
-        return self.memory <= self.device.room
+        """Whether every rank stays within the memory of its device, with gaps, and less what is kept free of it."""
+        return self.taken(GAPS) <= self.device.room
+
+    def taken(self, gaps: float) -> float:
+        """The most bytes that a rank takes, where what comes and goes has gaps of such a share of it."""
+        ranks = self.report.memory.ranks.values() if self.report.memory else ()
+        return max((held.total + gaps * held.passing for held in ranks), default=0.0)
+
+    @property
+    def stays(self) -> int:
+        """The bytes of weights, gradients and states on the rank with most of these."""
+        ranks = self.report.memory.ranks.values() if self.report.memory else ()
+        return max((held.total - held.passing for held in ranks), default=0)
 
     @cached_property
     def moves(self) -> Sequence[MoveTotal]:
@@ -191,11 +203,17 @@ def device_of(plan: PlanText, ranks: int | None, model: nn.Module) -> Device:
     return default_cluster(whole.type).device_of(whole)
 
 
+def alive_within(room: float, stays: float, gaps: float) -> float:
+    """The bytes that may be alive in so much room, where so many stay and the others have gaps of such a share."""
+    return min(room, stays) + max(0.0, room - stays) / (1 + gaps)
+
+
 def room(device: Device) -> str:
     """Words for what a plan may take of a device."""
     if device.memory == inf:
         return f"nobody says how much memory {device.name} has"
-    return f"{device.name} has {volume(int(device.memory))}, of which {RESERVED:.0%} are kept free"
+    free = f"{device.name} has {volume(int(device.memory))}, of which {KEPT_FREE:.0%} are kept free"
+    return f"{free}; what comes and goes takes {GAPS:.0%} more, gaps and all"
 
 
 def priced_by(which: Cluster | str | Path | None) -> Any:

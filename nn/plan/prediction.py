@@ -19,6 +19,7 @@ from ...boxing.graph.report.step_parts import bar, step_parts
 from ...boxing.html import paragraph, table
 from ...placement import Cluster, Jitter
 from ...placement.errors import SbpError
+from ...placement.hardware import GAPS
 from ..explanations.jittered_step import JitteredStep, jittered
 from ..explanations.model_work import Work, peak_seconds
 from ..graph.step import Step
@@ -108,7 +109,8 @@ class Prediction:
         if report.memory:
             held = max(report.memory.ranks.values(), key=lambda one: one.total)
             kinds = ", ".join(f"{kind} {volume(getattr(held, kind))}" for kind in KINDS)
-            made.append(f"  memory   {volume(held.total)} on the fullest rank: {kinds}")
+            gaps = "" if device.memory == inf else f", {volume(int(self.checked.taken(GAPS)))} with gaps"
+            made.append(f"  memory   {volume(held.total)} on the fullest rank{gaps}: {kinds}")
         if total is not None:
             cost = "" if price is None else f", {self.money(total, price):,.0f} at {price:g} a device and hour"
             made.append(f"  training {total:.3g} tokens in {self.days(total):,.1f} days{cost}, if nothing fails")

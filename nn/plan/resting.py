@@ -34,6 +34,11 @@ class RestingBytes:
         return cls(weights, gradients, states, buffers)
 
     @property
+    def whole(self) -> int:
+        """Those of weights, gradients and states."""
+        return self.weights + self.gradients + self.states
+
+    @property
     def saved(self) -> int:
         """Those of a checkpoint."""
         return self.weights + self.states + self.buffers
@@ -41,4 +46,4 @@ class RestingBytes:
     def ranks(self, limit: float, *, host: bool) -> int:
         """Ranks below which weights and gradients alone take more than so many bytes of one, however they are cut, and
         states too, unless the host has them."""
-        return max(1, ceil((self.weights + self.gradients + (0 if host else self.states)) / limit))
+        return max(1, ceil((self.whole - self.states * host) / limit))

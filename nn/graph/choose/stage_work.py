@@ -21,7 +21,7 @@ __all__ = ["LayerCost", "StageWork", "shape_on"]
 
 COUNTED = 2000  # cuts up to which all are looked at; of more, only those near a good one
 SIMULATED = 24  # cuts of these, the best by a formula
-NEAR = 0.005  # share by which a cut has to be quicker than a good one
+NEAR = 0.005  # share of seconds for which runs are unlike in length, though no stage has less to do
 SURE = 1e-9  # share of seconds by which sums in another order may differ
 LONG = 20_000  # firings of a network beyond which the formula has to do
 
@@ -90,7 +90,8 @@ class StageWork:
 
     def best(self, near: Sequence[int], held: Sequence[int] = ()) -> list[int]:
         """The ends of the runs in the shortest step that was found; `near` is a good cut to begin with. It stays where
-        others are hardly quicker, since runs of unlike lengths hold more. Towers that are `held` stay cut as it is."""
+        others, whose busiest stage has as much to do, are hardly quicker: runs of unlike lengths hold more. Towers that
+        are `held` stay cut as it is."""
         cuts, fixed = [list(near)], self._fixed(held)
         if prod(comb(layers - 1, n - 1) for at, (layers, n) in enumerate(self._towers) if at not in held) <= COUNTED:
             cuts += self._every(near, held)
@@ -99,9 +100,11 @@ class StageWork:
                 others = () if n in fixed else range(before + 1, after)
                 cuts += [[*near[:n], end, *near[n + 1 :]] for end in others]
         found = list(near)
-        least = (1 - NEAR) * self.seconds(found)
+        least, busiest = self.seconds(found), (1 - SURE) * max(self.busy(near))
+        enough = (1 - NEAR) * least
         for ends in nsmallest(SIMULATED, cuts, key=self.quick):
-            if self.at_least(ends) < least and (seconds := self.seconds(ends)) < least:
+            most = least if max(self.busy(ends)) < busiest else min(least, enough)
+            if self.at_least(ends) < most and (seconds := self.seconds(ends)) < most:
                 found, least = ends, seconds
         return found
 

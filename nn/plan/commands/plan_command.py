@@ -128,7 +128,7 @@ def _without_host(found: FoundPlan, kind: CardKind | None, limit: float | None) 
     least = rest.ranks(limit or found.checked.device.room, host=False)
     count = next((count for count in kind.doubled(1) if count >= least), None)
     if count is not None and count > found.prediction.ranks:
-        whole = volume(rest.weights + rest.gradients + rest.states)
+        whole = volume(rest.whole)
         yield f"  hosts    without them {count} x {kind.name} or more: weights, gradients and states are {whole}"
 
 

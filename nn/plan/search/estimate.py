@@ -35,8 +35,9 @@ class PlanEstimate:
         return f"about {duration(self.seconds)}, {volume(int(self.memory))}"
 
 
-def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEstimate:
-    """The estimate of a choice for so many layers; `links` are those between ranks with the same weights."""
+def estimate(of: StageFigures, count: int, at: Degrees, links: Links, gaps: float = 0.0) -> PlanEstimate:
+    """The estimate of a choice for so many layers; `links` are those between ranks with the same weights. What comes
+    and goes has `gaps` of such a share of it."""
     chunks = at.pipe * at.by.chunks
     each = layers_of_stages(of, count, chunks)
     behind = accumulate(each, initial=0)
@@ -58,7 +59,8 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links) -> PlanEst
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
         seconds = hidden + 3 * at.micro_batches * max(m.begins for m in moved)
-    memory = [_rests(one, at) + max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True)]
+    passing = (one.stays + max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True))
+    memory = [_rests(one, at) + (1 + gaps) * more for one, more in zip(whole, passing, strict=True)]
     return PlanEstimate(seconds + once, max(memory))
 
 
@@ -109,7 +111,7 @@ def _shared(of: LayerFigures, data: int, links: Links) -> _DataMoves:
 def _rests(of: LayerFigures, at: Degrees) -> float:
     """Bytes that lie on a rank all the time."""
     cut = at.alike if at.spread else 1
-    return (of.parameters + of.gradients) / cut + of.states / at.alike + of.stays
+    return (of.parameters + of.gradients) / cut + of.states / at.alike
 
 
 def _of_devices(stages: Sequence[LayerFigures], devices: Sequence[int], many: int) -> list[LayerFigures]:

@@ -19,13 +19,13 @@ from ....boxing.html import paragraph, table
 from ....placement import Cluster, cluster, default_cluster
 from ....placement.device import card_here
 from ....placement.errors import SbpError
-from ....placement.hardware import Device
+from ....placement.hardware import GAPS, Device
 from ....placement.world import world
 from ....sbp import Layout
 from ...explanations.step_report import explained
 from ...graph.capture.surroundings.garbage import uncollected
 from ..answer import answer
-from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_a_sample
+from ..check import Checked, Loss, alive_within, device_of, priced_by, room, samples_of, words_a_sample
 from ..grids import grids_of
 from ..language.plan_text import PlanText
 from ..language.statements import ExpectAtMost, Grid, Limit
@@ -106,15 +106,16 @@ def find_plan(
     with priced_by(cluster), uncollected():
         said = as_plan(plan)
         search = _sought if said is not None and leaves_degrees(said) else _chosen
-        trying, source = search(said, asked)
+        trying, remark = search(said, asked)
         best, tried, limit = trying.best, trying.tried, trying.limit
         if best is None or best.step is None or best.checked is None:
             raise nothing_fits(tried, limit)
         checked = replace(best.checked, report=explained(best.step))
         prediction = predicted(best.step, checked, batch, grids_of(best.of.plan, ranks, model).whole.size)
         text = answer(best.step, trying.meaning(best.of.plan), checked.report)
-    within = "" if limit is None else f"{ExpectAtMost('memory', int(limit))}"
-    made = FoundPlan.read(text if not within or f"{within}\n" in text else f"{text}{within}{source}\n")
+    most = 0 if limit is None else int(alive_within(limit, checked.stays, trying.gaps))
+    within = "" if limit is None else f"{ExpectAtMost('memory', most)}"
+    made = FoundPlan.read(text if not within or f"{within}\n" in text else f"{text}{within}{remark}\n")
     object.__setattr__(made, "checked", checked)
     object.__setattr__(made, "prediction", prediction)
     object.__setattr__(made, "found", best.of.name)
@@ -135,16 +136,25 @@ class _Question(NamedTuple):
     ranks: int | None
     told: Callable[[str], object]
 
-    def trying(self, ranks: int | None, limit: float | None) -> Trying:
-        return Trying(self.model, self.batch, self.loss_fn, self.optimizer, ranks, limit)
+    def trying(self, ranks: int | None, within: "_Within") -> Trying:
+        return Trying(self.model, self.batch, self.loss_fn, self.optimizer, ranks, within.limit, within.gaps)
+
+
+class _Within(NamedTuple):
+    """Bytes of a rank within which to stay, the gaps that count against them, and a remark where nobody gave them."""
+
+    limit: float | None
+    gaps: float = 0.0
+    remark: str = ""
 
 
 def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
     """The candidates of a grid that were tried, and a remark on the limit."""
     model, ranks = asked.model, asked.ranks
     given = _given(said, asked.cluster, ranks)
-    limit, source = _limit(given, asked.memory, device_of(given, ranks, model))
-    trying = asked.trying(ranks, limit)
+    within = _within(given, asked.memory, device_of(given, ranks, model))
+    trying, limit = asked.trying(ranks, within), within.limit
+    alive = None if limit is None else alive_within(limit, 0, within.gaps)
 
     def attempt(one: Candidate) -> Checked | None:
         tried = trying.add(one)
@@ -153,17 +163,22 @@ def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
 
     for number, one in enumerate(candidates(given, model)):
         found = attempt(one)
-        if number == 0 and limit is not None and found is not None and found.memory > limit:
-            in_parts(given, model, limit, found, samples_of(asked.batch), attempt)
-            for other in within_limit(given, model, limit):
+        if number == 0 and limit is not None and found is not None and found.taken(within.gaps) > limit:
+            # However weights are cut, a rank has its share of them all the time.
+            first = trying.tried[0].step
+            assert first is not None, "a plan that was checked has a step"
+            share = RestingBytes.of(first).whole / grids_of(given, ranks, model).whole.size
+            alive = alive_within(limit, share, within.gaps)
+            in_parts(given, model, alive, found, samples_of(asked.batch), attempt)
+            for other in within_limit(given, model, alive):
                 attempt(other)
             if leaves_all(given):
-                offloading(given, model, limit, found, attempt)
-    if trying.best is None and limit is not None and trying.opened:
-        for name, text in last_ways(given, model, limit).items():
+                offloading(given, model, alive, found, attempt)
+    if trying.best is None and alive is not None and trying.opened:
+        for name, text in last_ways(given, model, alive).items():
             if trying.best is None:
                 attempt(Candidate(name, Plan.read(text)))
-    return trying, source
+    return trying, within.remark
 
 
 def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
@@ -171,17 +186,17 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
     assert said is not None
     kind, size, node = _ranks_of(said, asked.cluster, asked.ranks)
     space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node, words_a_sample(asked.batch))
-    limit, source = _limit(said, asked.memory, default_cluster(space.kind).device)
-    trying = asked.trying(size, limit)
+    within = _within(said, asked.memory, default_cluster(space.kind).device)
+    trying = asked.trying(size, within)
     optimizer = asked.optimizer
     given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     Seeking(space, trying, asked.told, loss_fn=asked.loss_fn, optimizers=given).run()
-    return trying, source
+    return trying, within.remark
 
 
 def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
     """The error where no plan that was tried is an answer."""
-    known = [(one.checked.memory, one.of.name) for one in tried if one.checked is not None]
+    known = [(int(one.taken), one.of.name) for one in tried if one.checked is not None]
     step = next((one.step for one in tried if one.step is not None), None)
     if step is None or limit is None or not known:
         return SbpError(tried[0].why or f"no plan that was tried fits into {volume(limit or 0)} a rank")
@@ -189,15 +204,13 @@ def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
     return NothingFits(limit, f"{volume(memory)}: {name}", RestingBytes.of(step))
 
 
-def _limit(given: PlanText, memory: float | None, device: Device) -> tuple[float | None, str]:
-    """Bytes of a rank within which to stay, and a remark where nobody gave them: those of the cluster's device."""
+def _within(given: PlanText, memory: float | None, device: Device) -> _Within:
+    """The limit that somebody gave, of bytes that are alive; else what the cluster's device has room for."""
     said = [memory, *(s.memory for s in given.statements if isinstance(s, Limit))]
     for limit in said:
         if limit is not None:
-            return limit, ""
-    if device.room == inf:
-        return None, ""
-    return device.room, f"  # {room(device)}"
+            return _Within(limit)
+    return _Within(None) if device.room == inf else _Within(device.room, GAPS, f"  # {room(device)}")
 
 
 def _given(said: PlanText | None, which: Cluster | str | Path | None, ranks: int | None) -> Plan:

@@ -40,6 +40,7 @@ class TriedPlan:
     checked: Checked | None = None
     why: str = ""
     least: float = inf  # seconds below which it cannot be
+    taken: float = 0.0  # bytes of the fullest rank, gaps and all
 
     @property
     def seconds(self) -> float:
@@ -55,7 +56,7 @@ class TriedPlan:
         return self.step.plan.decided.floor
 
     def fits(self, limit: float | None) -> bool:
-        return self.checked is not None and (limit is None or self.checked.memory <= limit)
+        return self.checked is not None and (limit is None or self.taken <= limit)
 
 
 def runners_up(tried: Sequence[TriedPlan], best: TriedPlan, limit: float | None) -> tuple[OtherPlan, ...]:
@@ -90,7 +91,7 @@ def _why(one: TriedPlan, best: TriedPlan, limit: float | None) -> str:
     if one.step is None or best.step is None:
         return one.why.partition("\n")[0]
     if one.checked is not None and not one.fits(limit):
-        return f"{duration(one.seconds)}, but takes {volume(one.checked.memory)} of {volume(limit or 0)}"
+        return f"{duration(one.seconds)}, but takes {volume(int(one.taken))} of {volume(limit or 0)}"
     seconds, stopped = _at_least(one, best)
     share = (seconds - best.seconds) / best.seconds if best.seconds else 0.0
     said = f"{'no less than ' * stopped}{duration(seconds)}, {share:+.1%}"

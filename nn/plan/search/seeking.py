@@ -12,7 +12,7 @@ from math import inf
 from torch.optim import Optimizer
 
 from ....boxing.figures import volume
-from ..check import Checked, Loss
+from ..check import Loss
 from ..plan import Plan
 from .blocks_again import ALL, NONE, PARTLY, BlocksAgain
 from .candidates import Candidate
@@ -151,7 +151,8 @@ class Seeking:
         held, figures = self.found[at], self.short.of(at)
         assert figures is not None
         whole = figures.stage(self.space.count, first=True, last=True)
-        return replace(held, memory=held.memory + (more - samples) * (whole.kept + whole.passing) / samples)
+        kept = (1 + self.trying.gaps) * (whole.kept + whole.passing)
+        return replace(held, memory=held.memory + (more - samples) * kept / samples)
 
     def look(self, tensor: int, samples: int, *, again: bool = True) -> bool:
         """Estimate the choices of a kind, with blocks that run `again` where some do not fit; whether one of them is
@@ -253,7 +254,7 @@ class Seeking:
         figures = self.short.of(at)
         if figures is None:
             return None
-        known = estimate(figures, self.space.count, at, self.links(at))
+        known = estimate(figures, self.space.count, at, self.links(at), self.trying.gaps)
         return known if _kin(at) not in self.more else _more(known, *self.more[_kin(at)])
 
     def tried(self) -> None:
@@ -274,11 +275,11 @@ class Seeking:
                 continue
             gone = {*self.found} - {*left}
             slower = max(1.0, tried.checked.seconds / known.seconds)
-            self.tell(one, slower, 1.0 if fits else max(1.0, tried.checked.memory / known.memory), sure=not fits)
+            self.tell(one, slower, 1.0 if fits else max(1.0, tried.taken / known.memory), sure=not fits)
             if not fits:
                 self.add_again([*self.found])
                 self.add_partly()
-            self.add_nearer(one, tried.checked)
+            self.add_nearer(one, tried.checked.seconds, tried.taken)
             if self.trying.best is None:
                 self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
@@ -300,18 +301,17 @@ class Seeking:
         alike = {at: known for at, known in self.found.items() if _kin(at) == _kin(one)}
         self.found |= {at: _more(known, slower, heavier, sure) for at, known in alike.items()}
 
-    def add_nearer(self, one: Degrees, checked: Checked) -> None:
+    def add_nearer(self, one: Degrees, seconds: float, taken: float) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
         own memory asks for."""
         known, again, limit = self.found[one], one.again, self.limit
-        if not again or limit is None or (1 - ROOM) * limit < checked.memory <= limit:
+        if not again or limit is None or (1 - ROOM) * limit < taken <= limit:
             return
-        heavier = checked.memory / known.memory
+        heavier = taken / known.memory
         made = self.add_fewest(one, again, heavier)
         if made in self.found and made != one:
             of = self.found[made]
-            seconds = of.seconds * checked.seconds / known.seconds
-            self.found[made] = replace(of, seconds=seconds, memory=of.memory * heavier)
+            self.found[made] = PlanEstimate(of.seconds * seconds / known.seconds, of.memory * heavier, of.sure)
 
     def tried_unseen(self) -> None:
         """Plan choices of which nothing is known, whole batches of few cuts first: of those that take too much, the
@@ -335,7 +335,7 @@ class Seeking:
             if fits:
                 left = [at for at in left if not (at.again or at.host) and at.tensor != one.tensor]
             elif tried.checked is not None and self.limit is not None:
-                most = max(1.0, self.space.samples(one) * self.limit / tried.checked.memory)
+                most = max(1.0, self.space.samples(one) * self.limit / tried.taken)
                 alike = replace(one, data=1, micro_batches=1)
                 fewer = {at for at in left if self.space.samples(at) <= most}
                 left = [at for at in left if replace(at, data=1, micro_batches=1) != alike or at in fewer]

@@ -31,7 +31,8 @@ class Trying:
     Those that may be the answer are checked in full. A plan that says more than the open one costs no less than a
     bound, that of the open problem with parameters as this plan has them: where the bound is not below the best, the
     plan is not planned. The memory of a planned one that costs no less than the best is not asked for. One whose
-    weights, gradients and states alone take too much does not fit.
+    weights, gradients and states alone take too much does not fit. What comes and goes has `gaps` of such a share of
+    its bytes, which count against the limit.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class Trying:
         optimizer: Optimizer | Sequence[Optimizer] | None,
         ranks: int | None,
         limit: float | None,
+        gaps: float = 0.0,
     ) -> None:
-        self.model, self.batch, self.ranks, self.limit = model, batch, ranks, limit
+        self.model, self.batch, self.ranks, self.limit, self.gaps = model, batch, ranks, limit, gaps
         self.loss_fn, self.optimizer = loss_fn, optimizer
         self.captures = Captures()
         self.tried: list[TriedPlan] = []
@@ -77,7 +79,7 @@ class Trying:
         checked = checked_step(
             one.plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks, idle=False
         )
-        return TriedPlan(one, step, checked)
+        return TriedPlan(one, step, checked, taken=checked.taken(self.gaps))
 
     @property
     def opened(self) -> TriedPlan | None:
