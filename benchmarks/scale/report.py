@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-
 from .asked import Answer
 from .baseline import baselines
 from .chart import chart
