@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
+from ....placement.device import family
 from ....placement.errors import SbpError
 from ....placement.world import owned
 from ..lower.equal_ranks import equal_ranks
@@ -28,8 +29,8 @@ class CompiledSegments:
     `again` names the inputs that the backward of a segment takes once more on some rank here. With `weights`, backwards
     that have gradients both of these and of others are in two, and `halves` has the names for each half.
 
-    A process has a few ranks, or it only plans for thousands: then one of each group of equal ranks is asked, and what
-    is asked besides is made when it is.
+    A process has a few ranks, or it only plans, for thousands or for cards that are not here: then one of each group of
+    equal ranks is asked, and what is asked besides is made when it is.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class CompiledSegments:
         return tuple(dict.fromkeys(self.at[n, rank] for n, stage in numbers for rank in owned(stage.placement)))
 
     def _firsts(self) -> frozenset[int] | None:
-        """One of each group of equal ranks, where there are more than a process runs."""
+        """One of each group of equal ranks, where a process does not run all that are here."""
         placements = dict.fromkeys(stage.placement for stage in self.stages if isinstance(stage, Segment))
         here = {rank for place in placements for rank in owned(place)}
-        return frozenset(group[0] for group in equal_ranks(self.graph)) if len(here) > RUN else None
+        planned = len(here) > RUN or not all(family(place.type).here for place in placements)
+        return frozenset(group[0] for group in equal_ranks(self.graph)) if planned else None
 
     def _one(self, number: int, rank: int) -> Compiled:
         stage = self.stages[number]
