@@ -116,7 +116,7 @@ def _answer(of: Architecture, run: Run) -> Answer:
     from sbpflow.boxing.graph.report.step_parts import step_parts
     from sbpflow.nn.graph.compiler.backends import Backend
     from sbpflow.nn.plan.check import checked_step, planned_step, priced_by
-    from sbpflow.placement.hardware import GAPS
+    from sbpflow.placement.hardware import GAPS, KEPT_FREE
 
     from .families import loss_of, made
 
@@ -139,6 +139,7 @@ def _answer(of: Architecture, run: Run) -> Answer:
         "seconds": checked.seconds,
         "memory": checked.memory,
         "taken": checked.taken(GAPS),
+        "used": checked.taken(GAPS) + KEPT_FREE * checked.device.memory,
         "fits": checked.fits,
         "held": fullest and asdict(fullest),
         "parts": parts,

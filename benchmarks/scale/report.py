@@ -104,8 +104,8 @@ def _picks(told: Mapping[str, Found]) -> Iterator[str]:
 
 
 def _held(row: Published, answer: Answer) -> float:
-    """Bytes of the fullest card: those that are alive, with the gaps between them where the table counts these too."""
-    return float(answer["taken" if row.reserved else "memory"])
+    """Bytes of the fullest card, as the table counts them."""
+    return float(answer[row.means])
 
 
 def _middle(errors: Sequence[float]) -> str:

@@ -111,7 +111,7 @@ def oneflow(line: Line) -> Iterator[Published]:
     run = replace(_degrees("v100 one adapter", line), micro_batches=many, again="full", dtype="fp16")
     name = f"{line['group']} {line['dp']}x{line['tp']}x{line['pp']} {line['accumulation_steps']}"
     memory, seconds = float(line["memory_MiB"]) * 2**20, float(line["latency_ms"]) / 1e3
-    yield Published("oneflow_dlperf_gpt", name, _gpt(line, 2048, 50688), run, seconds, memory)
+    yield Published("oneflow_dlperf_gpt", name, _gpt(line, 2048, 50688), run, seconds, memory, "used")
 
 
 def zero_bubble(line: Line) -> Iterator[Published]:
@@ -145,7 +145,7 @@ def torchtitan(line: Line) -> Iterator[Published]:
     of = replace(LLAMA[line["model"]], length=length)
     seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
     name = f"{line['model']} {line['parallelism']} {length} {line['dtype']}"
-    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30, reserved=True)
+    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30, "taken")
 
 
 def llama3(line: Line) -> Iterator[Published]:

@@ -84,6 +84,6 @@ class Published:
     run: Run
     seconds: float
     memory: float | None = None
-    reserved: bool = False  # whether that is what its allocator had reserved, and not what was alive
+    means: Literal["memory", "taken", "used"] = "memory"  # those alive, with gaps, or with all that a driver counts
     assumed: str = ""  # what the table does not say
     others: tuple[Run, ...] = ()
