@@ -113,10 +113,8 @@ def is_filled(op: LogicalOp) -> bool:
 def filled(logical: Logical, op: LogicalOp, y: Tensor) -> LogicalOp:
     """A filled tensor of another's shape, or a piece of it such as `y`, without that other."""
     value = logical.call(op).bound.get("fill_value", FILLED.get(op.name, 0))
-    full = torch.ops.aten.full.default
-    return replace(
-        op, op=full, args=(list(y.shape), value), kwargs={"dtype": y.dtype, "device": y.device}, outputs=(y,)
-    )
+    full, how = torch.ops.aten.full.default, {"dtype": y.dtype, "device": op.outputs[0].device}
+    return replace(op, op=full, args=(list(y.shape), value), kwargs=how, outputs=(y,))
 
 
 def text_of(parts: Logical) -> Any:

@@ -136,7 +136,7 @@ def test_moves_inside_of_a_region_are_made_again(way: str) -> None:
         moves = flow.compile(model, call, placement=PAIR).plan_for(values()).explain().moves
         return sum(row.count for row in moves if row.direction == "again" and not row.free)
 
-    assert again(False) >= again(None) + 4
+    assert again(False) >= again(None) + 3  # of four layers: what the last one adds is added up behind it
 
 
 @pytest.mark.sampled(1)
