@@ -74,10 +74,11 @@ def straight_schedule(program: Program, costs: Iterable[Cost], update: float) ->
 def straight_values(program: Program) -> list[list[str]]:
     """The values that each segment makes, and behind these those that each move brings or is for."""
     made = [[y.name for op in s.ops for y in op.outputs] if isinstance(s, Segment) else [] for s in program.stages]
-    moved: list[list[str]] = [[] for _ in program.planned.transfers]
-    for do in program.planned.todo:
+    order = program.planned
+    moved: list[list[str]] = [[] for _ in order.transfers]
+    for do in order.todo:
         if isinstance(do, MoveNow | StartMove):
-            moved[do.number] = [str(x.of or x) for x in do.values(program.planned.transfers[do.number])]
+            moved[do.number] = [str(x.of or x) for x in do.values(order.transfers[do.number])]
     return made + moved
 
 

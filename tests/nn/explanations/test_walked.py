@@ -15,6 +15,7 @@ from sbpflow.boxing.graph.report.report import Report
 from sbpflow.nn.explanations.step_report import explained
 from sbpflow.nn.explanations.step_timeline import timeline
 from sbpflow.nn.graph.compiled import CompiledGraph
+from sbpflow.nn.graph.run.program import Program
 from sbpflow.nn.plan.check import planned_step, stepped
 from sbpflow.nn.plan.commands.model_source import model_called
 from sbpflow.nn.plan.plan import Plan
@@ -154,7 +155,9 @@ def test_a_page_is_told_before_anything_runs_and_changes_no_report() -> None:
     assert report.dict() == before
 
 
-def test_the_page_of_a_llama_of_32_layers_is_small_and_has_them_folded(tmp_path: Path) -> None:
+def test_the_page_of_a_llama_of_32_layers_is_small_and_has_them_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transformers = pytest.importorskip("transformers")
     how = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
     config = transformers.LlamaConfig(num_hidden_layers=LAYERS, architectures=["LlamaForCausalLM"], **how)
@@ -162,7 +165,15 @@ def test_the_page_of_a_llama_of_32_layers_is_small_and_has_them_folded(tmp_path:
     of = model_called(str(tmp_path / "config.json"), 8, 32)
     plan = Plan.read("grid (data=2, tensor=2)\n**: data=S(0)\n")
     report = stepped(plan, of.model, of.batch, loss_fn=of.loss_fn)[1].report
+    orders, scheduled = [], Program._scheduled
+
+    def counted(self: Program, *args: Any) -> Any:
+        orders.append(self)
+        return scheduled(self, *args)
+
+    monkeypatch.setattr(Program, "_scheduled", counted)
     page = report.save(tmp_path / "step.html")
+    assert len(orders) < 5  # once a move, of which there are hundreds, would take a minute
     assert page.stat().st_size < 2_000_000
     groups = page_data(report)["groups"]
     layers = [times for _, path, *_, times in groups if path.rpartition(".")[0] == "model.layers"]
