@@ -149,7 +149,7 @@ def torchtitan(line: Line) -> Iterator[Published]:
 
 
 def llama3(line: Line) -> Iterator[Published]:
-    """What goes between stages and ranks of data is said to be asynchronous; of tensors nothing is said."""
+    """Moves between stages and ranks of data are said to be asynchronous; of those of tensors nothing is said."""
     of = LLAMA["405B"]
     seconds = (
         float(line["tokens_per_batch_M"])

@@ -111,7 +111,7 @@ def _report(step: Step, live: Mapping[int, RankMemory]) -> Report:
         once=spent.once + late,
         account=account,
         whole=whole,
-        launching=0.0 if step.plan.options.cuda_graph else _launching(decided, spent),
+        launching=0.0 if step.plan.options.cuda_graph else _launching(decided, costs, spent),
     )
     copying = max((_copying(graph, *of.stowed) for of in live.values()), default=0.0)
     return replace(made, copying=copying, waiting=_waiting(copying, costs)) if copying else made
@@ -142,12 +142,10 @@ def _waiting(copying: float, costs: Sequence[Cost]) -> float:
     return max(0.0, copying - forward) + max(0.0, copying - back)
 
 
-def _launching(decided: Decided, spent: "_Spent") -> float:
+def _launching(decided: Decided, costs: Sequence[Cost], spent: "_Spent") -> float:
     """The seconds by which the host takes longer to launch a micro-batch's kernels than all ops and moves take."""
-    posed = decided.formulated
-    ops = [(node, k) for node, k in zip(posed.nodes, decided.solution.choice, strict=True) if node.kind == "op"]
-    host = sum(sum(node.host) for node, _ in ops)
-    return max(0.0, host - sum(posed.own(node, k) for node, k in ops) - spent.waited) if host else 0.0
+    host = sum(sum(node.host) for node in decided.formulated.nodes)
+    return max(0.0, host - sum(cost.seconds for cost in costs) - spent.waited)
 
 
 def parts_of(decided: Decided) -> dict[str, float]:

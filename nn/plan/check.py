@@ -3,7 +3,7 @@
 The step is held to the account of memory, the price of moves and the course of its micro-batches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ...boxing.figures import duration, volume
+from ...boxing.graph.measures import Held
 from ...boxing.graph.move_table import MoveTotal, totals
 from ...boxing.graph.report.report import Report
 from ...boxing.html import paragraph, table
@@ -39,7 +40,6 @@ from .notes import kept_notes, noted, options_of
 
 __all__ = [
     "Checked",
-    "alive_within",
     "check",
     "checked_step",
     "device_of",
@@ -75,14 +75,16 @@ class Checked:
 
     def taken(self, gaps: float) -> float:
         """The most bytes that a rank takes, where what comes and goes has gaps of such a share of it."""
-        ranks = self.report.memory.ranks.values() if self.report.memory else ()
-        return max((held.total + gaps * held.passing for held in ranks), default=0.0)
+        return max((held.total + gaps * held.passing for held in self._ranks), default=0.0)
 
     @property
     def stays(self) -> int:
         """The bytes of weights, gradients and states on the rank with most of these."""
-        ranks = self.report.memory.ranks.values() if self.report.memory else ()
-        return max((held.total - held.passing for held in ranks), default=0)
+        return max((held.total - held.passing for held in self._ranks), default=0)
+
+    @property
+    def _ranks(self) -> Iterable[Held]:
+        return self.report.memory.ranks.values() if self.report.memory else ()
 
     @cached_property
     def moves(self) -> Sequence[MoveTotal]:
@@ -201,11 +203,6 @@ def device_of(plan: PlanText, ranks: int | None, model: nn.Module) -> Device:
     """The device that others wait for on the ranks of a plan."""
     whole = grids_of(plan, ranks, model).whole
     return default_cluster(whole.type).device_of(whole)
-
-
-def alive_within(room: float, stays: float, gaps: float) -> float:
-    """The bytes that may be alive in so much room, where so many stay and the others have gaps of such a share."""
-    return min(room, stays) + max(0.0, room - stays) / (1 + gaps)
 
 
 def room(device: Device) -> str:

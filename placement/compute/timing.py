@@ -95,9 +95,12 @@ def kernel_times(device: torch.device, together: Callable[[], None], ranks: int 
             run = case.make()
             run()  # what comes first only
             if case.kind == "host":
-                seconds = _launched(run, device, together) / case.kernels
+                seconds = _quickest(partial(_launched, run, device), together, RUNS * AHEAD)
+            elif own:
+                seconds = crowd * _own(run, together)
             else:
-                seconds = (crowd * _own(run, together) if own else _quickest(run, device, together)) / case.kernels
+                seconds = _quickest(partial(_mean, run, device), together)
+            seconds /= case.kernels
             name = str(case.dtype).removeprefix("torch.")
             found.append(KernelTime(case.kind, name, case.flops, case.bytes, seconds, case.evaluated))
     return found
@@ -109,25 +112,21 @@ def _own(run: Callable[[], object], together: Callable[[], None]) -> float:
     return median(_repeated(run, SHORT, time.thread_time) for _ in range(MANY))
 
 
-def _quickest(run: Callable[[], object], device: torch.device, together: Callable[[], None]) -> float:
+def _quickest(timed: Callable[[], float], together: Callable[[], None], runs: int = RUNS) -> float:
     seconds = inf
-    for _ in range(RUNS):
+    for _ in range(runs):
         together()
-        seconds = min(seconds, _mean(run, device))
+        seconds = min(seconds, timed())
     return seconds
 
 
-def _launched(run: Callable[[], object], device: torch.device, together: Callable[[], None]) -> float:
-    """The host's seconds of a call whose kernels nobody waits for, the quickest of several."""
-    kind, seconds = family(device.type), inf
-    for _ in range(RUNS * AHEAD):
-        kind.module.synchronize()
-        together()
-        start = time.perf_counter()
-        for _ in range(AHEAD):
-            run()
-        seconds = min(seconds, (time.perf_counter() - start) / AHEAD)
-    return seconds
+def _launched(run: Callable[[], object], device: torch.device) -> float:
+    """The host's mean seconds of a few calls whose kernels nobody waits for."""
+    family(device.type).module.synchronize()
+    start = time.perf_counter()
+    for _ in range(AHEAD):
+        run()
+    return (time.perf_counter() - start) / AHEAD
 
 
 def _mean(run: Callable[[], object], device: torch.device) -> float:

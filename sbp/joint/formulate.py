@@ -52,7 +52,7 @@ class ChoiceNode:
     slots: dict[int, Lies] = field(default_factory=dict)  # input slot -> lies; nodes that are no ops have one, 0
     moves: Vector | None = None  # in sources: the part of `cost` in which an optimizer's gradients and weights move
     back: Vector | None = None  # in ops: the part of `cost` that is spent in the backward
-    host: OpSeconds = NOTHING  # in ops: of one micro-batch, those of who launches its kernels
+    host: OpSeconds = NOTHING  # in ops: of one micro-batch, those in which the host launches its kernels
 
 
 @dataclass(frozen=True, eq=False)

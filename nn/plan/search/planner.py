@@ -25,7 +25,7 @@ from ....sbp import Layout
 from ...explanations.step_report import explained
 from ...graph.capture.surroundings.garbage import uncollected
 from ..answer import answer
-from ..check import Checked, Loss, alive_within, device_of, priced_by, room, samples_of, words_a_sample
+from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_a_sample
 from ..grids import grids_of
 from ..language.plan_text import PlanText
 from ..language.statements import ExpectAtMost, Grid, Limit
@@ -106,16 +106,16 @@ def find_plan(
     with priced_by(cluster), uncollected():
         said = as_plan(plan)
         search = _sought if said is not None and leaves_degrees(said) else _chosen
-        trying, remark = search(said, asked)
-        best, tried, limit = trying.best, trying.tried, trying.limit
+        trying, within = search(said, asked)
+        best, tried, limit = trying.best, trying.tried, within.limit
         if best is None or best.step is None or best.checked is None:
             raise nothing_fits(tried, limit)
         checked = replace(best.checked, report=explained(best.step))
         prediction = predicted(best.step, checked, batch, grids_of(best.of.plan, ranks, model).whole.size)
         text = answer(best.step, trying.meaning(best.of.plan), checked.report)
-    most = 0 if limit is None else int(alive_within(limit, checked.stays, trying.gaps))
-    within = "" if limit is None else f"{ExpectAtMost('memory', most)}"
-    made = FoundPlan.read(text if not within or f"{within}\n" in text else f"{text}{within}{remark}\n")
+    most = within.alive(checked.stays)
+    line = "" if most is None else f"{ExpectAtMost('memory', int(most))}"
+    made = FoundPlan.read(text if not line or f"{line}\n" in text else f"{text}{line}{within.remark}\n")
     object.__setattr__(made, "checked", checked)
     object.__setattr__(made, "prediction", prediction)
     object.__setattr__(made, "found", best.of.name)
@@ -147,14 +147,19 @@ class _Within(NamedTuple):
     gaps: float = 0.0
     remark: str = ""
 
+    def alive(self, stays: float) -> float | None:
+        """Bytes that may be alive, where so many stay and only the others have gaps."""
+        if self.limit is None:
+            return None
+        return min(self.limit, stays) + max(0.0, self.limit - stays) / (1 + self.gaps)
 
-def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
-    """The candidates of a grid that were tried, and a remark on the limit."""
+
+def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, _Within]:
+    """The candidates of a grid that were tried, and the limit."""
     model, ranks = asked.model, asked.ranks
     given = _given(said, asked.cluster, ranks)
     within = _within(given, asked.memory, device_of(given, ranks, model))
-    trying, limit = asked.trying(ranks, within), within.limit
-    alive = None if limit is None else alive_within(limit, 0, within.gaps)
+    trying, limit, alive = asked.trying(ranks, within), within.limit, within.alive(0)
 
     def attempt(one: Candidate) -> Checked | None:
         tried = trying.add(one)
@@ -163,12 +168,11 @@ def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
 
     for number, one in enumerate(candidates(given, model)):
         found = attempt(one)
-        if number == 0 and limit is not None and found is not None and found.taken(within.gaps) > limit:
+        first = trying.tried[0]
+        if number == 0 and limit is not None and first.step is not None and found is not None and first.taken > limit:
             # However weights are cut, a rank has its share of them all the time.
-            first = trying.tried[0].step
-            assert first is not None, "a plan that was checked has a step"
-            share = RestingBytes.of(first).whole / grids_of(given, ranks, model).whole.size
-            alive = alive_within(limit, share, within.gaps)
+            alive = within.alive(RestingBytes.of(first.step).whole / grids_of(given, ranks, model).whole.size)
+            assert alive is not None, "there is a limit"
             in_parts(given, model, alive, found, samples_of(asked.batch), attempt)
             for other in within_limit(given, model, alive):
                 attempt(other)
@@ -178,11 +182,11 @@ def _chosen(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
         for name, text in last_ways(given, model, alive).items():
             if trying.best is None:
                 attempt(Candidate(name, Plan.read(text)))
-    return trying, within.remark
+    return trying, within
 
 
-def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
-    """The degrees that were tried, and a remark on the limit."""
+def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, _Within]:
+    """The degrees that were tried, and the limit."""
     assert said is not None
     kind, size, node = _ranks_of(said, asked.cluster, asked.ranks)
     space = space_of(said, asked.model, samples_of(asked.batch), kind, size, node, words_a_sample(asked.batch))
@@ -191,7 +195,7 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, str]:
     optimizer = asked.optimizer
     given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     Seeking(space, trying, asked.told, loss_fn=asked.loss_fn, optimizers=given).run()
-    return trying, within.remark
+    return trying, within
 
 
 def nothing_fits(tried: Sequence[TriedPlan], limit: float | None) -> SbpError:
