@@ -22,7 +22,12 @@ from benchmarks.scale.rows import TABLES, rows
 from benchmarks.scale.setting import Architecture, Published, Run
 from sbpflow.placement import Cluster
 
-GPUS = {"ptdp_table1": [32, 128, 512, 1536, 2520], "megascale_table2": [256, 768, 3072, 8192], "llama3_405b": [8192]}
+GPUS = {
+    "ptdp_table1": [32, 128, 512, 1536, 2520, 64, 256, 1024, 1920, 3072],
+    "megascale_table2": [256, 768, 3072, 8192, 512, 1024, 6144, 12288],
+    "llama3_405b": [8192, 16384, 16384],
+    "torchtitan_202506": [256] * 4 + [64] * 4,
+}
 MIXTRAL = Architecture("mixtral", 2, 256, 4, 512, 64, 512, 2, experts=8, chosen=2, expert_ffn=512)
 DEEPSEEK = Architecture(
     "deepseek", 3, 256, 4, 512, 64, 512, 4, experts=8, chosen=2, expert_ffn=64, shared=1, dense=1, latent=(64, 32)
@@ -47,6 +52,55 @@ def test_runs_that_may_have_been_meant_have_the_batch_of_the_row() -> None:
             assert row.others
             assert {(run.batch, run.gpus) for run in row.others} == {(row.run.batch, row.run.gpus)}
             assert len({row.run, *row.others}) == 1 + len(row.others)
+
+
+def test_rows_read_later_come_behind_the_others() -> None:
+    for table in TABLES:
+        later = [row.later for row in rows(table)]
+        assert later == sorted(later)
+    assert sum(row.later for table in TABLES for row in rows(table)) == 40
+
+
+def test_a_pipeline_of_torchtitan_has_weights_and_gradients_whole() -> None:
+    found = [row.run for row in rows("torchtitan_202412") if row.run.pipe > 1]
+    assert {(run.zero, run.micro_batches, run.gpus) for run in found} == {(1, 8, 512)}
+    assert [run.chunks for run in found] == [1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("family", ["llama", "titan", "even"])
+def test_models_that_trainers_write_in_other_words_have_the_same_weights_and_plans(family: Any) -> None:
+    of = Architecture(family, 2, 256, 4, 512, 64, 512, 2)
+    run = Run("h100", data=2, tensor=2, micro_batches=2, zero=1, sequence=True)
+    model, tokens = made(of), torch.empty(run.batch, of.length, dtype=torch.long, device="meta")
+    assert sorted(p.shape for p in model.parameters()) == sorted(
+        p.shape for p in made(replace(of, family="llama")).parameters()
+    )
+    checked = flow.Plan.read(plan_of(of, run)).check(
+        model, {"tokens": tokens, "targets": tokens}, loss_fn=loss_of, cluster=cluster_of(run), backend="code"
+    )
+    assert {"reduce_scatter over tensor", "all_gather over tensor"} <= {move.route for move in checked.moves}
+
+
+def test_as_many_pieces_as_layers_with_words_and_head_are_even_stages() -> None:
+    of = Architecture("even", 6, 256, 4, 512, 64, 512, 2)
+    run = Run("h100", pipe=4, schedule="interleaved", chunks=2, micro_batches=4)
+    tokens = torch.empty(run.batch, of.length, dtype=torch.long, device="meta")
+    checked = flow.Plan.read(plan_of(of, run)).check(
+        made(of), {"tokens": tokens, "targets": tokens}, loss_fn=loss_of, cluster=cluster_of(run)
+    )
+    assert checked.report.course is not None
+    assert len(checked.report.course.stages) == 4
+
+
+def test_what_nobody_cuts_along_samples_is_whole_along_tensor() -> None:
+    of = Architecture("gpt", 2, 256, 4, 512, 64)
+    run = Run("a100", tensor=2, samples=4, again="full")
+    tokens = torch.empty(run.batch, of.length, dtype=torch.long, device="meta")
+    checked = flow.Plan.read(plan_of(of, run)).check(
+        made(of), {"tokens": tokens, "targets": tokens}, loss_fn=loss_of, cluster=cluster_of(run), backend="code"
+    )
+    forward = {move.route: move.count for move in checked.moves if move.direction == "forward"}
+    assert forward["all_reduce over tensor"] >= 4  # two a block
 
 
 def test_the_quickest_run_that_fits_answers() -> None:
@@ -107,7 +161,7 @@ def test_models_of_experts_are_checked_with_a_plan_that_sends_tokens(of: Archite
 
 
 def _published(seconds: float, run: Run, of: Architecture = DEEPSEEK) -> Published:
-    return Published("table", "row", of, run, seconds)
+    return Published("row", of, run, seconds)
 
 
 def test_a_pair_is_of_one_model_on_as_many_cards_more_than_5_percent_apart() -> None:

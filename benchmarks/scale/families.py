@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .mixtures import DeepSeek, Mixtral
-from .models import GPT, Llama
+from .models import GPT, EvenLlama, Llama
 from .setting import Architecture
+from .titan import TitanLlama
 
 __all__ = ["FAMILIES", "loss_of", "made"]
 
 FAMILIES: dict[str, Callable[[Architecture], nn.Module]] = {
     "gpt": GPT,
     "llama": Llama,
+    "even": EvenLlama,
+    "titan": TitanLlama,
     "mixtral": Mixtral,
     "deepseek": DeepSeek,
 }

@@ -5,13 +5,15 @@ embeddings in five ops. What trainers run as one kernel is one op here. In a GPT
 inside, and dropout of the scores is a kernel behind it; a bias and dropout are added with the residual.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .setting import Architecture
 
-__all__ = ["GPT", "Fused", "GatedMLP", "Llama", "LlamaAttention", "LlamaBlock"]
+__all__ = ["GPT", "EvenLlama", "Fused", "GatedMLP", "Llama", "LlamaAttention", "LlamaBlock"]
 
 
 class Scores(nn.Module):
@@ -97,7 +99,7 @@ class LlamaAttention(nn.Module):
         few = of.keys * self.width
         self.q, self.o = (nn.Linear(of.hidden, of.hidden, bias=False) for _ in range(2))
         self.k, self.v = (nn.Linear(of.hidden, few, bias=False) for _ in range(2))
-        self.core = Fused(of)
+        self.core: nn.Module = Fused(of)
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -132,14 +134,36 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self, width: int, attention: nn.Module, mlp: nn.Module, norm: Callable[[int], nn.Module] = nn.RMSNorm
+    ) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.RMSNorm(width), attention
-        self.norm2, self.mlp = nn.RMSNorm(width), mlp
+        self.norm1, self.attention = norm(width), attention
+        self.norm2, self.mlp = norm(width), mlp
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), turns)
         found: Tensor = x + self.mlp(self.norm2(x))
+        return found
+
+
+class Words(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.words = nn.Embedding(of.vocabulary, of.hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.words(tokens)
+        return found
+
+
+class Head(nn.Module):
+    def __init__(self, of: Architecture) -> None:
+        super().__init__()
+        self.norm, self.head = nn.RMSNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(x))
         return found
 
 
@@ -150,7 +174,8 @@ class Llama(nn.Module):
         super().__init__()
         self.words = nn.Embedding(of.vocabulary, of.hidden)
         self.layers = nn.ModuleList(self.block(of, at) for at in range(of.layers))
-        self.norm, self.head = nn.RMSNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+        self.norm: nn.Module = nn.RMSNorm(of.hidden)
+        self.head = nn.Linear(of.hidden, of.vocabulary, bias=False)
         self.register_buffer("turns", torch.empty(of.length, self.turned(of), dtype=torch.bfloat16))
 
     def block(self, of: Architecture, at: int) -> nn.Module:
@@ -165,4 +190,21 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, self.turns)
         found: Tensor = self.head(self.norm(x))
+        return found
+
+
+class EvenLlama(Llama):
+    """Words and head are entries of the list of layers: pieces of stages of their own, as Llama 3 has them."""
+
+    def __init__(self, of: Architecture) -> None:
+        super().__init__(of)
+        self.layers = nn.ModuleList([Words(of), *self.layers, Head(of)])
+        del self.words, self.norm, self.head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words, *blocks, head = self.layers
+        x = words(tokens)
+        for block in blocks:
+            x = block(x, self.turns)
+        found: Tensor = head(x)
         return found

@@ -25,7 +25,12 @@ MIXTURE = """
 layers.*.attention.{q,k,v,q_up,kv_up}.weight: tensor=S(0)
 layers.*.attention.o.weight: tensor=S(1)
 """
-TENSOR |= {"mixtral": MIXTURE, "deepseek": MIXTURE}
+TENSOR |= {
+    "titan": TENSOR["llama"],
+    "even": TENSOR["llama"].replace("{words,head}", "layers.*.{words,head}"),
+    "mixtral": MIXTURE,
+    "deepseek": MIXTURE,
+}
 EXPERT = """
 layers.*.mlp.experts.*: expert=S(0)
 inside layers.*.mlp.experts use dropless over expert
@@ -34,8 +39,13 @@ SEQUENCE = """
 {FIRST} -> tensor=S(1)
 layers.*.{norm1,norm2} -> tensor=S(1)
 layers.*.{attention,mlp} -> tensor=S(1)
-layers.* -> tensor=S(1)
+layers{BLOCKS} -> tensor=S(1)
 """
+WHOLE = """
+{FIRST} -> tensor=B
+layers.*.{attention,mlp} -> tensor=B
+"""  # all_reduce, also where samples could be cut
+FIRST = {"gpt": "embedding", "even": "layers.0"}  # whose result is cut along words first
 ZERO: tuple[list[str], ...] = ([], ["states **"], ["{grads,states} **"], ["**"])  # what is in pieces
 AGAIN = {
     "full": "recompute layers.*",
@@ -55,9 +65,9 @@ def plan_of(of: Architecture, run: Run) -> str:
         lines += EXPERT.strip().splitlines()
     if run.tensor > 1:
         lines += TENSOR[of.family].strip().splitlines()
-        if run.sequence:
-            first = "embedding" if of.family == "gpt" else "words"
-            lines += SEQUENCE.replace("{FIRST}", first).strip().splitlines()
+        first, blocks = FIRST.get(of.family, "words"), "[:-1]" if of.family == "even" else ".*"
+        flows = SEQUENCE if run.sequence else WHOLE
+        lines += flows.replace("{FIRST}", first).replace("{BLOCKS}", blocks).strip().splitlines()
     cut = [f"{axis}=S({dim})" for dim, axis in enumerate(("data", "context")) if sizes[axis] > 1]
     lines += [f"input {name} <- {', '.join(cut)}" for name in ("tokens", "targets") if cut]
     shards = [axis for axis in ("data", "context") if sizes[axis] > 1]  # who has the same weights

@@ -18,26 +18,35 @@ PICTURES = "../pictures/scale"  # from the page
 
 def report(tables: Mapping[str, Found]) -> Iterator[str]:
     """Lines in Markdown."""
-    told = {name: _told(found) for name, found in tables.items()}
-    told = {name: found for name, found in told.items() if found}
-    yield from _summary(tables, told)
-    yield from _memory(told)
+    known, later = _of(tables, later=False), _of(tables, later=True)
+    told = {name: answered for name, found in known.items() if (answered := _told(found))}
+    yield from _summary(known, told)
+    yield from _later(later)
+    yield from _memory(known)
     yield from _picks(told)
-    for name, found in tables.items():
+    for name, found in known.items():
         yield from ("", f"**{name}**", "")
         if name in told:
             yield from (f"![predicted against published seconds of {name}]({PICTURES}/{name}.svg)", "")
         yield from _rows(found)
+    for name, found in later.items():
+        yield from ("", f"**{name}**, read later", "", *_rows(found))
 
 
 def charts(tables: Mapping[str, Found]) -> dict[str, str]:
     """A chart of each table that has answers."""
-    told = {name: _told(found) for name, found in tables.items()}
+    told = {name: _told(found) for name, found in _of(tables, later=False).items()}
     return {
         name: chart(name, _published(found), _seconds(found), baselines(_published(found)))
         for name, found in told.items()
         if found
     }
+
+
+def _of(tables: Mapping[str, Found], *, later: bool) -> dict[str, Found]:
+    """The rows of tables that were read later, or the others."""
+    found = {name: [pair for pair in rows if pair[0].later == later] for name, rows in tables.items()}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def _told(found: Found) -> Found:
@@ -75,6 +84,21 @@ def _summary(tables: Mapping[str, Found], told: Mapping[str, Found]) -> Iterator
         yield f"| **all** | {len(errors)} | {last} |"
 
 
+def _later(tables: Mapping[str, Found]) -> Iterator[str]:
+    """A line a table of rows that were read when all constants stood."""
+    columns = "rows | median | within 15 % | within 20 % | worst | memory: rows | median | most too low | most too high"
+    yield from ("", f"| read later | {columns} |", "|---|---|---|---|---|---|---|---|---|---|")
+    told = {name: _told(found) for name, found in tables.items()}
+    told = {name: found for name, found in told.items() if found}
+    every = [pair for found in told.values() for pair in found]
+    for name, found in (*told.items(), *([("**all**", every)] if every else [])):
+        errors = _errors(found, _seconds(found))
+        near = sum(abs(error) <= 0.15 for error in errors) / len(errors)
+        median_, *rest = _figures(errors).split(" | ")
+        figures = " | ".join([median_, f"{near:.0%}", *rest])
+        yield f"| {name} | {len(errors)} | {figures} | {_held_of(found)} |"
+
+
 def _without(told: Mapping[str, Found]) -> dict[str, list[float]]:
     """By table, the seconds of its rows by a fit to the other tables of its family."""
     families: dict[str, dict[str, list[Row]]] = {}
@@ -88,10 +112,16 @@ def _memory(told: Mapping[str, Found]) -> Iterator[str]:
     """A line for each table that says what the fullest card had."""
     yield from ("", "| memory of | rows | median | most too low | most too high |", "|---|---|---|---|---|")
     for name, found in told.items():
-        errors = [_held(row, answer) / row.memory - 1 for row, answer in found if row.memory]
-        if errors:
-            low, high = min(*errors, 0.0), max(*errors, 0.0)
-            yield f"| {name} | {len(errors)} | {_middle(errors)} | {low:+.0%} | {high:+.0%} |"
+        if figures := _held_of(found).strip(" |"):
+            yield f"| {name} | {figures} |"
+
+
+def _held_of(found: Found) -> str:
+    """How many rows say what the fullest card had, and how far the answers are off: in the middle, below and above."""
+    errors = [_held(row, answer) / row.memory - 1 for row, answer in _told(found) if row.memory]
+    if not errors:
+        return " | | | "
+    return f"{len(errors)} | {_middle(errors)} | {min(*errors, 0.0):+.0%} | {max(*errors, 0.0):+.0%}"
 
 
 def _picks(told: Mapping[str, Found]) -> Iterator[str]:
@@ -123,9 +153,7 @@ def _figures(errors: Sequence[float]) -> str:
 
 def _rows(found: Found) -> Iterator[str]:
     told = _told(found)
-    base = {
-        id(row): seconds for (row, _), seconds in zip(told, baselines(_published(told)) if told else [], strict=True)
-    }
+    base = dict(zip(map(id, _published(told)), baselines(_published(told)) if told else [], strict=True))
     yield "| row | published, s | predicted | off | baseline | memory, GB | published | assumed | asked in, s |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row, answer in found:

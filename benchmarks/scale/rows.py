@@ -11,9 +11,8 @@ from .setting import Architecture, Published, Run
 __all__ = ["TABLES", "rows"]
 
 Line = Mapping[str, str]
-KORTHIKANTI = "korthikanti2022_table5"
 MOST_CHUNKS = 8  # of a stage, where a table does not say how many
-FOLDER = Path(__file__).with_name("published")
+FOLDERS = {name: Path(__file__).with_name(name) for name in ("published", "later")}
 LLAMA = {
     "8B": Architecture("llama", 32, 4096, 32, 128256, 8192, 14336, 8),
     "70B": Architecture("llama", 80, 8192, 64, 128256, 8192, 28672, 8),
@@ -22,10 +21,15 @@ LLAMA = {
 
 
 def rows(table: str) -> list[Published]:
-    """The rows of a table that we can ask; others are not of one step, or of something that we do not have."""
-    path = FOLDER / f"{table}.csv"
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    return [row for line in csv.DictReader(lines) for row in TABLES[table](line)]
+    """The rows of a table that we can ask, those that were read later behind the others. What is left out is not of
+    one step, or of something that we do not have."""
+    found = []
+    for folder, files in FOLDERS.items():
+        path = files / f"{table}.csv"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in csv.DictReader(line for line in lines if not line.startswith("#")):
+            found += [replace(row, table=table, later=folder == "later") for row in TABLES[table](line)]
+    return found
 
 
 def _gpt(line: Line, length: int, vocabulary: int, *, fused: bool = False) -> Architecture:
@@ -57,7 +61,7 @@ def ptdp(line: Line) -> Iterator[Published]:
     """Micro-batches, schedule and full recomputation are said."""
     many = int(line["microbatches_per_pipeline"])
     run = replace(_halves(_degrees("a100", line)), micro_batches=many, again="full")
-    yield Published("ptdp_table1", line["model"], _gpt(line, 2048, 51200), run, float(line["iter_s_derived"]))
+    yield Published(line["model"], _gpt(line, 2048, 51200), run, float(line["iter_s_derived"]))
 
 
 def korthikanti(line: Line) -> Iterator[Published]:
@@ -65,24 +69,24 @@ def korthikanti(line: Line) -> Iterator[Published]:
     run = replace(run, micro_batches=int(line["global_batch"]) // run.data // run.samples)
     of = _gpt(line, 2048, 51200)
     full = replace(run, again="full")
-    yield Published(KORTHIKANTI, f"{line['model']} full", of, full, float(line["iter_s_full_recompute"]))
+    yield Published(f"{line['model']} full", of, full, float(line["iter_s_full_recompute"]))
     core = replace(run, again="core", sequence=True)
     seconds = float(line["iter_s_seqpar_selective"])
-    yield Published(KORTHIKANTI, f"{line['model']} sequence, selective", of, core, seconds)
+    yield Published(f"{line['model']} sequence, selective", of, core, seconds)
 
 
 def mtnlg(line: Line) -> Iterator[Published]:
     run = _degrees("a100", line)
     run = replace(run, micro_batches=int(line["global_batch"]) // run.data, again="full")
     of = Architecture("gpt", 105, 20480, 128, 51200, 2048, fused=False)
-    yield Published("mtnlg530b", f"{line['gpus']} GPUs", of, run, float(line["iteration_s"]), assumed="1 sample")
+    yield Published(f"{line['gpus']} GPUs", of, run, float(line["iteration_s"]), assumed="1 sample")
 
 
 def megascale(line: Line) -> Iterator[Published]:
     """The rows of Megatron-LM, without the fused attention that the paper adds to it."""
     run, of = _selective("a100", line), _gpt(line, 2048, 64000)
     said, seconds = "1 sample, selective, ZeRO-1, no fused attention", float(line["iteration_s"])
-    yield Published("megascale_table2", f"{line['gpus']} GPUs", of, run, seconds, assumed=said)
+    yield Published(f"{line['gpus']} GPUs", of, run, seconds, assumed=said)
 
 
 def megatron_h100(line: Line) -> Iterator[Published]:
@@ -94,7 +98,7 @@ def megatron_h100(line: Line) -> Iterator[Published]:
     first, *others = _runs(run, samples, (1, most) if run.pipe > 1 else (1,))
     of, seconds = _gpt(line, 4096, 131072, fused=True), float(line["iter_s_derived"])
     said = "selective, ZeRO-1"
-    yield Published("megatron_h100_weak", line["model"], of, first, seconds, assumed=said, others=tuple(others))
+    yield Published(line["model"], of, first, seconds, assumed=said, others=tuple(others))
 
 
 def _runs(run: Run, samples: Iterable[int], chunks: Iterable[int]) -> Iterator[Run]:
@@ -111,7 +115,7 @@ def oneflow(line: Line) -> Iterator[Published]:
     run = replace(_degrees("v100 one adapter", line), micro_batches=many, again="full", dtype="fp16")
     name = f"{line['group']} {line['dp']}x{line['tp']}x{line['pp']} {line['accumulation_steps']}"
     memory, seconds = float(line["memory_MiB"]) * 2**20, float(line["latency_ms"]) / 1e3
-    yield Published("oneflow_dlperf_gpt", name, _gpt(line, 2048, 50688), run, seconds, memory, "used")
+    yield Published(name, _gpt(line, 2048, 50688), run, seconds, memory, "used")
 
 
 def zero_bubble(line: Line) -> Iterator[Published]:
@@ -122,49 +126,53 @@ def zero_bubble(line: Line) -> Iterator[Published]:
     seconds = samples * many / (float(line["samples_per_gpu_per_s"]) * stages)
     name = f"{line['model']} {line['schedule']} {many}"
     memory = float(line["memory_GB"]) * 1e9
-    yield Published("zb_table4_throughput", name, _gpt(line, 1024, 51200), run, seconds, memory)
+    yield Published(name, _gpt(line, 1024, 51200), run, seconds, memory)
 
 
 def torchtitan(line: Line) -> Iterator[Published]:
+    """A pipeline has as many micro-batches as stages, and weights and gradients whole all the while, as the trainer's
+    source says."""
     words = line["parallelism"].split()
-    sizes = {name: int(words[words.index(name) + 1]) if name in words else 1 for name in ("FSDP", "TP", "CP")}
+    named = ("FSDP", "TP", "CP", "PP")
+    data, tensor, context, pipe = (int(words[words.index(name) + 1]) if name in words else 1 for name in named)
     length, samples = int(line["seq"]), int(line["local_batch"])
     run = Run(
         "h100 slow memory",
-        data=sizes["FSDP"],
-        tensor=sizes["TP"],
-        context=sizes["CP"],
-        samples=samples,
+        data=data,
+        tensor=tensor,
+        context=context,
+        pipe=pipe,
+        schedule="interleaved" if "Interleaved" in words else "1f1b",
+        chunks=2 if "Interleaved" in words else 1,
+        micro_batches=pipe,
+        samples=samples // pipe,
         again="full" if line["activation_ckpt"] == "full" else "products",
-        sequence=sizes["TP"] > 1,
-        zero=3,
+        sequence=tensor > 1,
+        zero=3 if pipe == 1 else 1,
         dtype="fp8" if line["dtype"] == "float8" else "bf16",
         compiled="compile" in words,
         hides="all" if "AsyncTP" in words else "",
     )
-    of = replace(LLAMA[line["model"]], length=length)
-    seconds = samples * sizes["FSDP"] * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
+    of = replace(LLAMA[line["model"]], family="titan", length=length)
+    seconds = samples * data * length / (float(line["tokens_per_s_per_gpu"]) * run.gpus)
     name = f"{line['model']} {line['parallelism']} {length} {line['dtype']}"
-    yield Published("torchtitan_202412", name, of, run, seconds, float(line["memory_GiB"]) * 2**30, "taken")
+    memory = float(line["memory_GiB"]) * 2**30 if line["memory_GiB"] else None
+    yield Published(name, of, run, seconds, memory, "taken")
 
 
 def llama3(line: Line) -> Iterator[Published]:
-    """Moves between stages and ranks of data are said to be asynchronous; of those of tensors nothing is said."""
-    of = LLAMA["405B"]
-    seconds = (
-        float(line["tokens_per_batch_M"])
-        * 2**20
-        * 6
-        * 405e9
-        / (float(line["tflops_per_gpu"]) * 1e12 * int(line["gpus"]))
-    )
-    many = int(line["batch_per_dp"])
-    run = Run(
-        "h100", int(line["dp"]), 8, int(line["pp"]), micro_batches=many, sequence=True, zero=1, hides="between nodes"
-    )
-    first, *others = _runs(run, (1,), (1, min(MOST_CHUNKS, of.layers // run.pipe)))
-    name, said = f"{line['gpus']} GPUs", "ZeRO-1"
-    yield Published("llama3_405b", name, of, first, seconds, assumed=said, others=tuple(others))
+    """Moves between stages and ranks of data are said to be asynchronous; of those of tensors nothing is said. Words
+    and head are pieces of their own, so that 128 make up the stages. All of attention counts, as in other tables."""
+    of = replace(LLAMA["405B"], family="even", length=int(line["seq"]))
+    work = 6 * 405e9 + 12 * of.layers * of.hidden * of.length  # FLOPs of a word
+    rate = float(line["tflops_per_gpu"]) * 1e12 * int(line["gpus"])
+    seconds = float(line["tokens_per_batch_M"]) * 2**20 * work / rate
+    many, context = int(line["batch_per_dp"]), int(line["cp"])
+    run = Run("h100", int(line["dp"]), 8, int(line["pp"]), context, micro_batches=many, sequence=True, zero=1)
+    run = replace(run, hides="between nodes")
+    first, *others = _runs(run, (1,), (1, (of.layers + 2) // run.pipe))
+    name, said = f"{line['gpus']} GPUs" + f", {of.length} words" * (context > 1), "ZeRO-1"
+    yield Published(name, of, first, seconds, assumed=said, others=tuple(others))
 
 
 def vtrain(line: Line) -> Iterator[Published]:
@@ -178,15 +186,15 @@ def vtrain(line: Line) -> Iterator[Published]:
         return
     run = _halves(Run("a100 waits for Python", data, tensor, pipe, micro_batches=many, samples=samples, again="full"))
     name = f"{of.hidden} x {of.layers}, {data}x{tensor}x{pipe}, {samples} of {line['global batch']}"
-    table = "vtrain_multi" if "Parameters (billion)" in line else "vtrain_single"
-    yield Published(table, name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")
+    yield Published(name, of, run, float(line["iteration time (ms)"]) / 1e3, assumed="full recomputation")
 
 
 TABLES: dict[str, Callable[[Line], Iterator[Published]]] = {
     "ptdp_table1": ptdp,
-    KORTHIKANTI: korthikanti,
+    "korthikanti2022_table5": korthikanti,
     "zb_table4_throughput": zero_bubble,
     "torchtitan_202412": torchtitan,
+    "torchtitan_202506": torchtitan,
     "megatron_h100_weak": megatron_h100,
     "megascale_table2": megascale,
     "mtnlg530b": mtnlg,

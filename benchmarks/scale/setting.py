@@ -13,7 +13,7 @@ class Architecture:
     With experts, a token goes through those `chosen` and the `shared` ones, each of width `expert_ffn`; the first
     `dense` layers have none. `latent` are the ranks of DeepSeek's queries, and of its keys and values."""
 
-    family: Literal["gpt", "llama", "mixtral", "deepseek"]
+    family: Literal["gpt", "llama", "even", "titan", "mixtral", "deepseek"]
     layers: int
     hidden: int
     heads: int
@@ -35,7 +35,7 @@ class Architecture:
         h, s = self.hidden, self.length
         if self.experts:
             raise NotImplementedError("no table has experts, so that no baseline of work is asked of them")
-        inner, keys = (3 * self.ffn, self.keys) if self.family == "llama" else (8 * h, self.heads)
+        inner, keys = (3 * self.ffn, self.keys) if self.family in ("llama", "even", "titan") else (8 * h, self.heads)
         weights = h * (2 * h + 2 * h * keys // self.heads + inner)
         scores = 2 * h * s * (0.5 if self.fused else 1.0)  # fused attention skips what it does not see
         return 2.0 * s * (self.layers * (weights + scores) + h * self.vocabulary)
@@ -78,7 +78,6 @@ class Published:
 
     Where it does not say how it was run, `others` are the runs that may have been meant: the quickest that fits."""
 
-    table: str
     name: str
     architecture: Architecture
     run: Run
@@ -87,3 +86,5 @@ class Published:
     means: Literal["memory", "taken", "used"] = "memory"  # those alive, with gaps, or with all that a driver counts
     assumed: str = ""  # what the table does not say
     others: tuple[Run, ...] = ()
+    table: str = ""
+    later: bool = False  # read when all constants stood

@@ -15,7 +15,8 @@ class Held:
     """Bytes that one rank holds, by kind.
 
     `total` is the most at any time, perhaps less than the sum of all kinds, because activations come and go. `moment`
-    names the values that are computed then. Offloaded values are no part of that: they are `host` bytes of the host's
+    names the values that are computed then. Of activations so many are `lasting`: sums of gradients and what is made
+    once, from the first micro-batch on. Offloaded values are no part of that: they are `host` bytes of the host's
     memory, and `disk` bytes of files."""
 
     parameters: int
@@ -26,11 +27,12 @@ class Held:
     moment: Sequence[str] = ()
     host: int = 0
     disk: int = 0
+    lasting: int = 0
 
     @property
     def passing(self) -> int:
-        """The part of the total that comes and goes, beside what is there all the time."""
-        return max(0, self.total - self.parameters - self.gradients - self.states)
+        """The part of the total that comes and goes, beside what is there all the time or from its first use on."""
+        return max(0, self.total - self.parameters - self.gradients - self.states - self.lasting)
 
     @property
     def shares(self) -> dict[str, float]:

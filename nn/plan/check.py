@@ -79,7 +79,7 @@ class Checked:
 
     @property
     def stays(self) -> int:
-        """The bytes of weights, gradients and states on the rank with most of these."""
+        """The bytes of weights, gradients, their sums and states on the rank with most of these."""
         return max((held.total - held.passing for held in self._ranks), default=0)
 
     @property

@@ -44,7 +44,8 @@ def held_by_rank(live: Mapping[int, RankMemory], graph: Physical, kept: int) -> 
 
 def _held(of: RankMemory) -> Held:
     shares = of.parameters, of.gradients, of.states, of.activations, of.total
-    return Held(*shares, of.moment, of.host, of.disk)
+    lasting = min(of.lasting, max(0, of.activations - of.update))  # what optimizers need for a moment comes and goes
+    return Held(*shares, of.moment, of.host, of.disk, lasting)
 
 
 def _with_optimizers(sources: Sequence[Source], kept: int) -> Iterator[Resident]:

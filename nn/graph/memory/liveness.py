@@ -27,11 +27,12 @@ PLACES: tuple[OffloadPlace, ...] = ("cpu", "disk")
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes on one rank. Parameters are those of buffers too; activations what is live beside parameters and gradients
-    when most is, with constants, such as a table that is no buffer: they are cut anew for every step. `estimates` has
-    of each segment that could not be traced the reason, and `moment` the values of the segment that runs when most is
-    live. What is offloaded is `host` bytes of memory and `disk` bytes of files instead, and so many bytes are `stowed`
-    in these in a step. Beside that stand `states`, which stay from step to step; and when optimizers step, `update` is
-    there in the place of activations."""
+    when most is, with constants, such as a table that is no buffer: they are cut anew for every step. So many of these
+    are `lasting`: sums of gradients beyond what comes home, and what is made once. `estimates` has of each segment that
+    could not be traced the reason, and `moment` the values of the segment that runs when most is live. What is
+    offloaded is `host` bytes of memory and `disk` bytes of files instead, and so many bytes are `stowed` in these in a
+    step. Beside that stand `states`, which stay from step to step; and when optimizers step, `update` is there in the
+    place of activations."""
 
     parameters: int
     gradients: int
@@ -43,6 +44,7 @@ class RankMemory:
     stowed: tuple[int, int] = (0, 0)
     states: int = 0
     update: int = 0
+    lasting: int = 0
 
     @classmethod
     def of(cls, rank: Storages, gradients: int, most: int, fullest: int) -> "RankMemory":

@@ -57,12 +57,14 @@ def footprint(program: ProvedPipeline, *, regather: bool, states: int = 0, mean:
 
 
 class LiveBytes(NamedTuple):
-    """Bytes that are live on a rank at a firing of its queue, `sums` of gradients among them, beside parameters."""
+    """Bytes that are live on a rank at a firing of its queue, `sums` of gradients and what is made `once` among them,
+    beside parameters."""
 
     ran: Ran
     chunk: int
     live: int
     sums: int
+    once: int
 
 
 def levels(program: ProvedPipeline, rank: int, *, regather: bool) -> Iterator[LiveBytes]:
@@ -83,8 +85,8 @@ def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) ->
     slots = {chunk: _slots(program, chunk) for chunk in chunks}
     under = Counter() if program.ordered else Counter(slots)  # micro-batches under way
     last, streams = "W" if program.schedule.split else "B", not program.schedule.synchronous
-    stays = sum(part.once for part in parts)
-    stays += sum(_many(program, chunk // program.count) * of.results for chunk, of in chunks.items())
+    once = sum(part.once for part in parts)
+    stays = once + sum(_many(program, chunk // program.count) * of.results for chunk, of in chunks.items())
     sums: dict[int, int] = {}
     queue = next((queue for queue, ranks in program.places.items() if rank in ranks), None)
     for ran in program.proof.of(queue) if queue else ():
@@ -99,7 +101,7 @@ def _levels(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) ->
             most_under = min(slots[chunk], _many(program, chunk // program.count) - bool(sums.get(chunk)))
             live += min(under[chunk], most_under) * of.kept[None]
         if mine:
-            yield LiveBytes(ran, mine[0][1], live, sum(sums.values()))
+            yield LiveBytes(ran, mine[0][1], live, sum(sums.values()), once)
         for kind, chunk in mine:
             under[chunk] -= kind == last and program.ordered
             if kind == last:
@@ -129,6 +131,7 @@ def _fold(program: ProvedPipeline, parts: Sequence[RouteMemory], rank: int) -> R
         activations=max(0, max(most, after) - gradients) + sum(one.activations for one in (first, *others)),
         host=away["cpu"],
         disk=away["disk"],
+        lasting=0 if full is None or full.live < after else full.once + max(0, full.sums - gradients),
     )
 
 

@@ -59,8 +59,8 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links, gaps: floa
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
         seconds = hidden + 3 * at.micro_batches * max(m.begins for m in moved)
-    passing = (one.stays + max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True))
-    memory = [_rests(one, at) + (1 + gaps) * more for one, more in zip(whole, passing, strict=True)]
+    passing = (max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True))
+    memory = [_rests(one, at) + one.stays + (1 + gaps) * more for one, more in zip(whole, passing, strict=True)]
     return PlanEstimate(seconds + once, max(memory))
 
 

@@ -206,3 +206,18 @@ def test_op_by_op_a_step_of_a_card_is_priced_with_all_its_launches() -> None:
     assert compiled.seconds == plan.check(Blocks(2), X, cluster="h100x8", backend="inductor").seconds
     with pytest.raises(SbpError, match="backend='fast'\n  there are 'auto'"):
         plan.check(Blocks(2), X, backend="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("states", "lasting"), [("", 0), ("states **: data=S(0)\n", 2 * 2 * 8 * 16 * 4 // 2)])
+def test_sums_of_gradients_that_come_home_in_pieces_leave_no_gaps(states: str, lasting: int) -> None:
+    """From the first micro-batch on they are there whole, of the two layers of a stage, beside the piece at home."""
+    text = f"grid cuda (pipe=2, data=2)\ninput 0 <- data=S(0)\n{states}pipe layers over pipe by 1f1b, 8 micro-batches"
+    checked = flow.Plan.read(text).check(
+        Blocks(4), torch.randn(2**12, 8), loss_fn=lambda model, x: model(x).square().mean(), cluster="a100x8"
+    )
+    assert checked.report.memory is not None
+    held = checked.report.memory.ranks
+    assert {one.lasting for one in held.values()} == {lasting}
+    for one in held.values():
+        assert one.passing == one.total - one.parameters - one.gradients - one.states - lasting
+    assert checked.taken(0.5) == max(one.total + 0.5 * one.passing for one in held.values())
