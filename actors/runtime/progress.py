@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Protocol
 
 from ...boxing.exchange.transport import waiting
+from ...boxing.exchange.watch import grace
 from ...boxing.record import user_line
 from ...placement.errors import ScheduleError, TransportError
 from ...placement.world import at_close, world
@@ -18,7 +19,6 @@ from ..protocol.state import Firing
 __all__ = ["Dead", "Doing", "Guard", "Progress", "at_line", "waits_inside", "where"]
 
 PERIOD = 1.0  # seconds between looks, at most
-LATER = 1.0, 10.0  # seconds by which who only waits for others gives up later, so that the stuck one is named
 
 
 class Dead(TransportError):
@@ -100,9 +100,7 @@ class Progress:
         if fired != self.seen:
             self.seen, self.progressed = fired, now
         elif self.error is None and now - self.progressed > self.timeout:
-            least, most = LATER
-            later = min(max(self.timeout / 4, least), most)  # they may have begun to wait sooner than it got stuck
-            if self.doing.idles() and now - self.progressed < self.timeout + later:
+            if self.doing.idles() and now - self.progressed < self.timeout + grace(self.timeout):
                 return
             said = f"{self.name} made no progress for {self.timeout:g} s; at work: {self.doing.at_work()}"
             self.report(said)

@@ -128,14 +128,14 @@ class Wire(NamedTuple):
         """The rank's result; an exchange that breaks is told in terms of who wanted what."""
         if self.limit is not None:
             self.watch.turn = self.turn
-        try:
-            with waits:
+        with waits:  # for the cause too: else the watch over this rank's step takes it for the stuck one
+            try:
                 for work in self.works:
                     work.wait() if self.limit is None else work.wait(self.limit)
-        except RuntimeError as error:
-            raise self.watch.failure(self.turn, error) from error
-        finally:
-            self.watch.turn = None
+            except RuntimeError as error:
+                raise self.watch.failure(self.turn, error) from error
+            finally:
+                self.watch.turn = None
         return [self.result()]
 
 
@@ -149,11 +149,11 @@ class Post(NamedTuple):
     def wait(self) -> list[Tensor]:
         """The rank's result, with errors as from the wire."""
         turn = self.shared.exchange.turn
-        try:
-            with waits:
+        with waits:  # for the cause too, as on the wire
+            try:
                 return [self.shared.wait(lambda peers: self.watch.patrol(turn, peers), self.limit)]
-        except RuntimeError as error:
-            raise self.watch.failure(turn, error) from error
+            except RuntimeError as error:
+                raise self.watch.failure(turn, error) from error
 
 
 def _posted_singly(pg: Any, sent: Sent, exchange: Exchange) -> Posting:

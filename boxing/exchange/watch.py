@@ -31,11 +31,11 @@ from .transport import Turn
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Watch", "root_cause"]
+__all__ = ["Watch", "grace", "root_cause"]
 
 PERIOD = 0.1
 NO_ANSWER = "no answer within"
-LATE = 1.0  # seconds in which another may tell why it did not answer
+LATE = 1.0, 10.0  # seconds, at least and at most, in which another may tell why it did not answer
 HEARD = 4.0  # seconds in which other hosts tell who died there; a busy machine takes long for its half a second
 LAST_TAG = 0x7FFFFFFF
 GRACE = 5.0  # seconds for a process to notice by itself that its cards wait for nobody
@@ -136,9 +136,9 @@ class Watch:
         """A rank that gives up while others run out of time.
 
         A process notices its own stuck step at about the same moment, and that one knows at which line it is."""
-        end = time.monotonic() + LATE
+        end = time.monotonic() + grace(self.here.timeout)
         while time.monotonic() < end:
-            others = (rank for rank in self.ledger.local if rank != self.here.rank)
+            others = (rank for rank in range(self.here.size or 0) if rank != self.here.rank)
             found = next(filter(self._knows_more, others), None)
             if found is not None:
                 return found
@@ -246,6 +246,14 @@ class Watch:
         for peer in peers:
             with suppress(RuntimeError):
                 self.pg.recv([torch.empty(1, device="cpu")], peer, LAST_TAG).wait(timedelta(milliseconds=1))
+
+
+def grace(limit: float) -> float:
+    """Seconds by which who only waits for others gives up later than at its limit, so that the stuck one is named.
+
+    The others may have begun to wait sooner than it got stuck, and their clocks then run out before its own."""
+    least, most = LATE
+    return min(max(limit / 4, least), most)
 
 
 def root_cause(rank: int, told: str) -> str:

@@ -4,17 +4,22 @@ import os
 import re
 import signal
 import time
+from datetime import timedelta
 
 import pytest
+import torch
 
 import sbpflow as flow
+from sbpflow import B, S
 from sbpflow.actors.protocol.network import Actor, Give, Network, Register, Take
 from sbpflow.actors.protocol.simulate import simulate
 from sbpflow.actors.protocol.state import Firing
 from sbpflow.actors.runtime import progress
 from sbpflow.actors.runtime.bus import bus
+from sbpflow.boxing.exchange import watch
+from sbpflow.placement.world import store
 from tests.actors.runtime.test_bus import Told, failing, runtime, stuck, survivors
-from tests.actors.ticks import Clock
+from tests.actors.ticks import LIMIT, Clock
 from tests.ranks import Fresh
 
 
@@ -67,3 +72,65 @@ def bereaved() -> Told:
 def test_a_dead_rank_for_whom_nobody_waits_is_named(fresh: Fresh) -> None:
     for told in survivors(fresh(3, bereaved), lost=2).values():
         assert told.text.startswith("rank 2 died\n")
+
+
+def outlasted(native: bool | None) -> Told:
+    """Rank 1 gets stuck late: both clocks of rank 0, which waits for it in a move, run out before that of rank 1."""
+    rank, line, clock = flow.init(timeout=60).rank, bus(range(2)), Clock(0.25)
+    setattr(progress, "monotonic", clock)  # noqa: B010
+    watch.LATE = LIMIT, LIMIT  # a busy machine makes rank 1's word late
+    ask = watch.Watch._told_late
+
+    def out_of_time(of: watch.Watch) -> int | None:
+        """The move has waited for its limit; now the watch over the step looks until its own has run out too."""
+        clock.goes = True
+        end = time.monotonic() + LIMIT
+        while line.broken is None and clock.now < 2.0 and time.monotonic() < end:
+            time.sleep(0.01)
+        clock.goes = False
+        store().set("out of time", "")
+        return ask(of)
+
+    setattr(watch.Watch, "_told_late", out_of_time if rank == 0 else ask)  # noqa: B010
+    p = flow.placement("cpu", range(2))
+    src, dst = flow.layout(p, S(0), (2,)), flow.layout(p, B, (2,))
+
+    def work(firing: Firing) -> None:
+        if rank == 1:
+            store().wait(["out of time"], timedelta(seconds=LIMIT))
+            stuck(clock)
+        flow.box([torch.ones(1)], src, dst)
+
+    run = simulate(Network((Actor("a", "stage", firings=1),), (), "one stage"))
+    running = runtime(run, {"stage": (0, 1)}, lambda part: {"a": work}, timeout=1.0)
+    flow.init(timeout=1.0, native=native)
+    try:
+        running.run()
+    except Exception as error:
+        return Told(type(error).__name__, str(error))
+    return Told("", "")
+
+
+def own_host(rank: int) -> dict[str, str]:
+    return {"SBPFLOW_HOST": f"host {rank}"}
+
+
+@pytest.mark.parametrize(
+    ("native", "hosts"),
+    [(None, 1), (False, 1), (True, 1), (False, 2)],
+    ids=["shared", "messages", "collectives", "hosts"],
+)
+def test_who_waits_in_a_move_hears_who_is_stuck_though_its_clocks_run_out_first(
+    fresh: Fresh, native: bool | None, hosts: int
+) -> None:
+    """It left the wait to look for the cause, and was then taken for the stuck one itself."""
+    where = own_host if hosts > 1 else lambda rank: {}
+    waiting, itself = survivors(fresh(2, outlasted, native, timeout=2 * LIMIT, environment=where)).values()
+    said = "one stage on rank 1 made no progress for 1 s; at work: stage at "
+    assert waiting.text.startswith(f"rank 1 gave up: TransportError: {said}"), waiting
+    assert itself.text.startswith(said), itself
+
+
+@pytest.mark.parametrize(("limit", "more"), [(0.1, 1.0), (12.0, 3.0), (300.0, 10.0)])
+def test_who_only_waits_bears_a_part_of_its_limit_more(limit: float, more: float) -> None:
+    assert watch.grace(limit) == more
