@@ -26,7 +26,8 @@ __all__ = ["Answer", "asked", "known", "quickest"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("placement", "sbp", "boxing", "actors", "nn")
-OURS = ("asked.py", "families.py", "models.py", "titan.py")  # what else reads and tells, or stands in the plan and the cluster
+# What else reads and tells, or stands in the plan and the cluster.
+OURS = ("asked.py", "families.py", "models.py", "titan.py")
 MIXTURES = ("mixtures.py",)  # of models of experts
 Answer = Mapping[str, Any]
 LONGEST = 280  # seconds of the clock

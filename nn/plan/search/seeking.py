@@ -30,12 +30,11 @@ NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan 
 SLACK = 1.05  # by which an estimate of memory may be too high, until a plan in full that takes too much tells more
 SCHEDULED = 6  # choices for which all schedules are estimated
 WIDER = 2  # sizes of `tensor` for which more samples a micro-batch are estimated
-NEARLY = (
-    1.25  # times the seconds of the best, which more samples a micro-batch may make up for where there is one stage
-)
+NEARLY = 1.25  # times the seconds of the best, which more samples a micro-batch of one stage may make up for
 WORSE = 0.15  # share of seconds that more samples a micro-batch do not make up for
 RERUN = 0.9  # share of the forward of blocks that those that run again take at least once more
 ROOM = 0.03  # share of the limit that may be left
+UNEVEN = 0.01  # share by which a stage with more of the blocks that keep more takes more than figures of layers say
 PARTLY_TRIED = 3  # choices for which blocks that run again but for products are estimated
 HOSTS = 3  # choices for which what lies on the host is estimated
 LISTED = 8  # estimates that are runners-up
@@ -283,7 +282,7 @@ class Seeking:
             if self.trying.best is None:
                 self.add_hosts(gone)
             left = [at for at in self.ranked() if at not in gone]
-            if not fits and one.again.kinds[2] and self.trying.best is None:
+            if tried.taken > (1 + UNEVEN) * (self.limit or inf) and one.again.kinds[2] and self.trying.best is None:
                 alike = self.all_alike(left)
 
     def all_alike(self, left: Iterable[Degrees]) -> Degrees | None:
@@ -303,12 +302,13 @@ class Seeking:
 
     def add_nearer(self, one: Degrees, seconds: float, taken: float) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
-        own memory asks for."""
-        known, again, limit = self.found[one], one.again, self.limit
+        own memory asks for: of those that do but for products, where all of these are too few, as many whole."""
+        known, limit = self.found[one], self.limit
+        again = BlocksAgain(1, 1) if one.again == PARTLY and taken > (limit or inf) else one.again
         if not again or limit is None or (1 - ROOM) * limit < taken <= limit:
             return
         heavier = taken / known.memory
-        made = self.add_fewest(one, again, heavier)
+        made = self.add_fewest(one, again, heavier * (1 + UNEVEN * (taken > limit)))
         if made in self.found and made != one:
             of = self.found[made]
             self.found[made] = PlanEstimate(of.seconds * seconds / known.seconds, of.memory * heavier, of.sure)

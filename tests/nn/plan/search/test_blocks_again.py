@@ -179,3 +179,22 @@ def test_a_schedule_that_holds_more_has_as_many_more_blocks_that_run_again_as_it
         seeking.add([few])
         seeking.add_scheduled(replace(few, by=Pipeline("zb_h1")))
         assert seeking.ranked()[0] == replace(few, by=Pipeline("zb_h1"), again=ALL.some(7, 8))
+
+
+def test_where_all_blocks_partly_again_take_too_much_as_many_as_that_takes_run_again_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, tokens = made(8)
+    partly = Degrees(2, 4, 1, 4, again=PARTLY)
+
+    def takes(at: Degrees) -> PlanEstimate:
+        return PlanEstimate(1.0 + 0.1 * at.again.whole, 102.0 - 2 * at.again.whole * (at.again != PARTLY))
+
+    with flow.use_cluster(flow.cluster("h100x8*1")):
+        seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
+        monkeypatch.setattr(seeking, "estimate", takes)
+        seeking.limit = 100
+        seeking.add([partly])
+        seeking.add_nearer(partly, 1.0, 102.0)
+        (nearer,) = seeking.found.keys() - {partly}
+    assert nearer.again == BlocksAgain(2, 6, 8)  # one would do, but for what a stage with fewer of them takes more
