@@ -271,10 +271,15 @@ class Placement:
         >>> placement("cpu:[0-3]").turned(0, 1)
         placement("cpu:[1-3, 0]")
         """
+        known = self.memo.get(("turned", axis, by))  # each round of a ring asks again
+        if isinstance(known, Placement):
+            return known
         n = self.shape[axis]
         spots = [range(size) for size in self.shape]
         spots[axis] = [(i + by) % n for i in range(n)]  # type: ignore[call-overload]
-        return Placement(self.type, tuple(self._pick(range(self.ndim), spots)), self.shape, self.names)
+        found = Placement(self.type, tuple(self._pick(range(self.ndim), spots)), self.shape, self.names)
+        self.memo["turned", axis, by] = found
+        return found
 
     def swapped(self, axis: int, distance: int) -> "Placement":
         """The same grid, in which ranks change places in pairs along an axis: i and i with the bit `distance` changed.

@@ -67,6 +67,10 @@ class AxisTurn(NamedTuple):
         """The placements of the value after each of its moves, for a call that runs at `where`."""
         return [where.turned(self.axis, places) for places in range(1, self.places + 1)]
 
+    def end(self, where: Placement) -> Placement:
+        """The last of these."""
+        return where.turned(self.axis, self.places)
+
 
 class AxisSwap(NamedTuple):
     """Pairs of ranks along an axis send each other what they have: i, and i with the bit `distance` changed."""
@@ -76,7 +80,11 @@ class AxisSwap(NamedTuple):
 
     def path(self, where: Placement) -> list[Placement]:
         """The placement of the value after its one move."""
-        return [where.swapped(self.axis, self.distance)]
+        return [self.end(where)]
+
+    def end(self, where: Placement) -> Placement:
+        """The one placement of the path."""
+        return where.swapped(self.axis, self.distance)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ class Fixed:
     def place(self, slot: int, where: Placement) -> Placement:
         """The placement of an input of a call that runs at `where`."""
         turn = self.turns[slot]
-        return turn.path(where)[-1] if turn else where
+        return turn.end(where) if turn else where
 
 
 @dataclass(frozen=True)
