@@ -212,6 +212,8 @@ def test_the_report_has_a_line_a_table_and_the_chart_a_mark_a_row() -> None:
     base = {"fits": True, "memory": 1e9, "taken": 1.2e9, "processor": 1.0, "parts": TELL}
     lines = [*report({"korthikanti2022_table5": [(row, {**base, "seconds": row.seconds}) for row in found]})]
     assert "| korthikanti2022_table5 | 4 of 4 | 0.0% | 100% | +0% | 16.4% |  | 2 of 2 |" in lines
+    later = [(replace(row, later=True, memory=1.6e9), {**base, "seconds": 1.18 * row.seconds}) for row in found]
+    assert "| **all** | 4 | 18.0% | 0% | 100% | +18% | 4 | 37.5% | -38% | +0% |" in [*report({"later": later})]
     picture = chart("korthikanti2022_table5", found, [1.2 * row.seconds for row in found], baselines(found))
     tips = [one.text for one in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
     assert [tip for tip in tips if tip and tip.endswith("+20%")] == tips

@@ -93,10 +93,7 @@ def _later(tables: Mapping[str, Found]) -> Iterator[str]:
     every = [pair for found in told.values() for pair in found]
     for name, found in (*told.items(), *([("**all**", every)] if every else [])):
         errors = _errors(found, _seconds(found))
-        near = sum(abs(error) <= 0.15 for error in errors) / len(errors)
-        median_, *rest = _figures(errors).split(" | ")
-        figures = " | ".join([median_, f"{near:.0%}", *rest])
-        yield f"| {name} | {len(errors)} | {figures} | {_held_of(found)} |"
+        yield f"| {name} | {len(errors)} | {_figures(errors, 0.15, 0.2)} | {_held_of(found) or ' | | | '} |"
 
 
 def _without(told: Mapping[str, Found]) -> dict[str, list[float]]:
@@ -112,7 +109,7 @@ def _memory(told: Mapping[str, Found]) -> Iterator[str]:
     """A line for each table that says what the fullest card had."""
     yield from ("", "| memory of | rows | median | most too low | most too high |", "|---|---|---|---|---|")
     for name, found in told.items():
-        if figures := _held_of(found).strip(" |"):
+        if figures := _held_of(found):
             yield f"| {name} | {figures} |"
 
 
@@ -120,7 +117,7 @@ def _held_of(found: Found) -> str:
     """How many rows say what the fullest card had, and how far the answers are off: in the middle, below and above."""
     errors = [_held(row, answer) / row.memory - 1 for row, answer in _told(found) if row.memory]
     if not errors:
-        return " | | | "
+        return ""
     return f"{len(errors)} | {_middle(errors)} | {min(*errors, 0.0):+.0%} | {max(*errors, 0.0):+.0%}"
 
 
@@ -146,9 +143,10 @@ def _share(right: int, pairs: int) -> str:
     return f"{right} of {pairs}" if pairs else ""
 
 
-def _figures(errors: Sequence[float]) -> str:
-    near = sum(abs(error) <= 0.2 for error in errors) / len(errors)
-    return f"{_middle(errors)} | {near:.0%} | {max(errors, key=abs):+.0%}"
+def _figures(errors: Sequence[float], *within: float) -> str:
+    """The median, the share of those within each of these, or of 20 %, and the worst."""
+    near = [sum(abs(error) <= at for error in errors) / len(errors) for at in within or (0.2,)]
+    return " | ".join([_middle(errors), *(f"{share:.0%}" for share in near), f"{max(errors, key=abs):+.0%}"])
 
 
 def _rows(found: Found) -> Iterator[str]:

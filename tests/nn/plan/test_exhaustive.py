@@ -148,7 +148,7 @@ def space(name: str) -> Space:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(10))
 @pytest.mark.parametrize("name", SPACES)
 def test_a_combination_costs_what_its_text_does(name: str, at: int) -> None:
     of = space(name)
