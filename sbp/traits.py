@@ -21,6 +21,7 @@ promotes      takes inputs of several dtypes as of the widest, as pointwise ops 
 idle          may have nothing to do for a single sample
 small         takes next to no time beside a product of matrices, though torch's tags do not say so
 empty         leaves its values open
+filled        made of nothing, as large as its first argument says: ranks make their pieces alone
 kept          is never taken apart: on fakes it may become another kernel than on the device
 addends       is taken apart always, into sums that may be partial
 along         has a formula for a dim that is split
@@ -51,9 +52,10 @@ ROWS = """
     like empty              empty_like*
     new                     new_zeros* new_ones* new_full*
     new empty               new_empty* new_empty_strided*
-    even                    repeat* tile* zeros* ones* full* scalar_tensor*
+    even                    repeat* tile* scalar_tensor*
+    even filled             zeros* ones* full*
     even small              repeat_interleave*
-    even empty              empty*
+    even empty filled       empty*
     empty                   empty_strided*
 
     linear                  neg* sum* mean* embedding* select* unbind*

@@ -3,6 +3,7 @@ take with the batch split over it."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,10 +34,11 @@ def idle_axes(graph: Physical) -> list[IdleAxis]:
     layouts = dict.fromkeys([*(value.layout for value in graph.values.values()), *sources])
     homes = {frozenset(of.placement.flat) for of in layouts}
     found: dict[IdleAxis, dict[frozenset[int], bool]] = {}
+    has_stages = cache(lambda place, at: _has_stages(place, at, homes))
     for of in layouts:
         here = frozenset(of.placement.flat)
         for at, ranks in enumerate(of.placement.shape):
-            if ranks > 1 and _has_stages(of.placement, at, homes):
+            if ranks > 1 and has_stages(of.placement, at):
                 continue
             each = found.setdefault(IdleAxis(_name(of.placement, at), ranks), {})
             each[here] = each.get(here, True) and not _is_used(of, at)

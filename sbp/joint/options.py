@@ -87,6 +87,10 @@ def options(
             add(way, same)
     for way, same in _of_states(call, reach, grads, isinstance(answer, Match)):
         add(way, same)
+    if "filled" in traits(call.name):
+        wished = asked[0] if asked else ()
+        for state in source_states(tuple(call.outputs[0].shape), call.sizes, wished):
+            add(Way((), (state,)), frozenset())
     if not found:
         add(everywhere(call), frozenset())
         if grads:

@@ -19,6 +19,7 @@ from ....sbp import Layout
 from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, tensors_in
 from ....sbp.joint.fixed import fixed_way
 from ....sbp.joint.options import way_of
+from ....sbp.traits import traits
 from .card_kernels import as_on_card
 from .last_used import LastUsed
 from .segments import Segment
@@ -258,7 +259,9 @@ _VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.def
 
 
 def _factory(op: Any, piece: Piece, where: torch.device, *args: Any, **kwargs: Any) -> Any:
-    """A rank's part of what an op makes of nothing."""
+    """A rank's part of what an op makes of nothing; what has one value everywhere is made as a part."""
+    if "filled" in traits(Call(op, args, kwargs, ()).name):
+        return [op(piece.shape(), *args[1:], **placed(op, kwargs, where))]
     wholes = tensors_in(op(*args, **placed(op, kwargs, where)))
     return [part(whole, of, piece.rank) for whole, of in zip(wholes, piece.outputs, strict=True)]
 

@@ -4,13 +4,14 @@ An estimate only sets the order in which choices are planned in full.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from ....actors.schedules.definition import Shape
 from ....actors.schedules.pipeline import Costs
-from ....actors.schedules.preview import preview
+from ....actors.schedules.preview import Preview, preview
 from ....actors.schedules.published import published
 from ....boxing.figures import duration, volume
 from ....placement import default_cluster, placement
@@ -18,7 +19,15 @@ from ....placement.links import Links
 from .degrees import Degrees, Pipeline
 from .stage_figures import LayerFigures, StageFigures
 
-__all__ = ["PlanEstimate", "estimate", "layers_of_stages", "links_over_data"]
+__all__ = [
+    "PlanEstimate",
+    "PlanTold",
+    "PlansTold",
+    "estimate",
+    "estimated_memory",
+    "layers_of_stages",
+    "links_over_data",
+]
 
 ROUNDS = 3  # micro-batches a device that are simulated; those behind take as long as the slowest device
 
@@ -35,33 +44,72 @@ class PlanEstimate:
         return f"about {duration(self.seconds)}, {volume(int(self.memory))}"
 
 
+class PlanTold(NamedTuple):
+    """By how much a plan in full was slower and heavier than was estimated; its kin are `sure` then."""
+
+    slower: float = 1.0
+    heavier: float = 1.0
+    sure: bool = False
+
+    def of(self, known: PlanEstimate) -> PlanEstimate:
+        return PlanEstimate(known.seconds * self.slower, known.memory * self.heavier, known.sure or self.sure)
+
+
+class PlansTold:
+    """What plans in full told, of choices with experts shared or not, and in stages or not."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[bool, bool], PlanTold] = {}
+
+    @staticmethod
+    def kin(at: Degrees) -> tuple[bool, bool]:
+        return at.expert > 1, at.pipe > 1
+
+    def of(self, at: Degrees) -> PlanTold:
+        return self.kinds.get(self.kin(at), PlanTold())
+
+    def add(self, at: Degrees, more: PlanTold) -> None:
+        known = self.of(at)
+        both = known.slower * more.slower, known.heavier * more.heavier, known.sure or more.sure
+        self.kinds[self.kin(at)] = PlanTold(*both)
+
+
 def estimate(of: StageFigures, count: int, at: Degrees, links: Links, gaps: float = 0.0) -> PlanEstimate:
     """The estimate of a choice for so many layers; `links` are those between ranks with the same weights. What comes
     and goes has `gaps` of such a share of it."""
-    chunks = at.pipe * at.by.chunks
-    each = layers_of_stages(of, count, chunks)
-    behind = accumulate(each, initial=0)
-    ends = [(k == 0, k == chunks - 1) for k in range(chunks)]
-    stages = [
-        of.stage(n, first=first, last=last, before=before)
-        for n, (first, last), before in zip(each, ends, behind, strict=False)
-    ]
-    if at.pipe == 1:
-        seconds, kept = at.micro_batches * stages[0].seconds, [float(stages[0].kept)]
-        devices = [0]
-    else:
-        seconds, kept = _piped(at.by, at.pipe, at.micro_batches, stages)
-        schedule = published(at.by.schedule)
-        devices = [schedule.device(Shape(at.pipe, at.micro_batches, at.by.chunks), k) for k in range(chunks)]
-    whole = _of_devices(stages, devices, at.pipe)
+    stages = _stages(of, count, at)
+    whole = _of_devices(stages, at)
+    seconds = _seconds(at, stages)
     moved = [_shared(one, at.alike, links) for one in whole]
     once = max(m.once(seconds if at.pipe == at.micro_batches == 1 else 0.0) for m in moved)
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
         seconds = hidden + 3 * at.micro_batches * max(m.begins for m in moved)
-    passing = (max(live + one.passing, one.moment) for one, live in zip(whole, kept, strict=True))
-    memory = [_rests(one, at) + one.stays + (1 + gaps) * more for one, more in zip(whole, passing, strict=True)]
-    return PlanEstimate(seconds + once, max(memory))
+    return PlanEstimate(seconds + once, _memory(at, stages, whole, gaps))
+
+
+def estimated_memory(of: StageFigures, count: int, at: Degrees, gaps: float = 0.0) -> float:
+    """The memory of that estimate alone, for which nothing is simulated anew."""
+    stages = _stages(of, count, at)
+    return _memory(at, stages, _of_devices(stages, at), gaps)
+
+
+def _stages(of: StageFigures, count: int, at: Degrees) -> list[LayerFigures]:
+    """The figures of each chunk of a choice."""
+    chunks = at.pipe * at.by.chunks
+    each = layers_of_stages(of, count, chunks)
+    behind = accumulate(each, initial=0)
+    ends = [(k == 0, k == chunks - 1) for k in range(chunks)]
+    return [
+        of.stage(n, first=first, last=last, before=before)
+        for n, (first, last), before in zip(each, ends, behind, strict=False)
+    ]
+
+
+def _memory(at: Degrees, stages: Sequence[LayerFigures], whole: Sequence[LayerFigures], gaps: float) -> float:
+    """Bytes of the fullest device."""
+    passing = (max(live + one.passing, one.moment) for one, live in zip(whole, _kept(at, stages), strict=True))
+    return max(_rests(one, at) + one.stays + (1 + gaps) * more for one, more in zip(whole, passing, strict=True))
 
 
 def layers_of_stages(of: StageFigures, count: int, chunks: int) -> list[int]:
@@ -114,27 +162,48 @@ def _rests(of: LayerFigures, at: Degrees) -> float:
     return (of.parameters + of.gradients) / cut + of.states / at.alike
 
 
-def _of_devices(stages: Sequence[LayerFigures], devices: Sequence[int], many: int) -> list[LayerFigures]:
+def _of_devices(stages: Sequence[LayerFigures], at: Degrees) -> list[LayerFigures]:
     """The figures of each device: those of all its chunks."""
-    found: list[LayerFigures | None] = [None] * many
-    for device, stage in zip(devices, stages, strict=True):
+    schedule, shape = published(at.by.schedule), Shape(at.pipe, at.micro_batches, at.by.chunks)
+    found: list[LayerFigures | None] = [None] * at.pipe
+    for chunk, stage in enumerate(stages):
+        device = schedule.device(shape, chunk) if at.pipe > 1 else 0
         before = found[device]
         found[device] = stage if before is None else before + stage
     return [one for one in found if one is not None]
 
 
-def _piped(by: Pipeline, p: int, m: int, stages: Sequence[LayerFigures]) -> tuple[float, list[float]]:
-    """Seconds of all micro-batches, and bytes that each device keeps at most, by the simulated schedule."""
-    few = m if m <= ROUNDS * p else ROUNDS * p + m % p  # interleaved ones go in groups of p
-    end, slowest, kept = _simulated(by, p, few, tuple(stage.costs for stage in stages))
-    return end + (m - few) * slowest / few, list(kept)
+def _few(at: Degrees) -> int:
+    """The micro-batches that are simulated."""
+    p, m = at.pipe, at.micro_batches
+    return m if m <= ROUNDS * p else ROUNDS * p + m % p  # interleaved ones go in groups of p
+
+
+def _seconds(at: Degrees, stages: Sequence[LayerFigures]) -> float:
+    """Seconds of all micro-batches, by the simulated schedule."""
+    if at.pipe == 1:
+        return at.micro_batches * stages[0].seconds
+    few = _few(at)
+    end, slowest = _simulated(at.by, at.pipe, few, tuple(stage.costs for stage in stages))
+    return end + (at.micro_batches - few) * slowest / few
 
 
 @lru_cache(maxsize=1 << 10)
-def _simulated(by: Pipeline, p: int, m: int, costs: tuple[Costs, ...]) -> tuple[float, float, tuple[float, ...]]:
+def _simulated(by: Pipeline, p: int, m: int, costs: tuple[Costs, ...]) -> tuple[float, float]:
     found = preview(published(by.schedule), Shape(p, m, by.chunks), costs)
-    busy = max((found.run.busy(f"device {k}") for k in range(p)), default=0.0)
-    return found.end, busy, tuple(map(float, found.memory))
+    return found.end, max((found.run.busy(f"device {k}") for k in range(p)), default=0.0)
+
+
+def _kept(at: Degrees, stages: Sequence[LayerFigures]) -> list[float]:
+    """Bytes that each device keeps at most: how long tasks take changes nothing about their order on a device."""
+    if at.pipe == 1:
+        return [float(stages[0].kept)]
+    return [float(n) for n in replace(_in_order(at.by, at.pipe, _few(at)), costs=tuple(s.costs for s in stages)).memory]
+
+
+@lru_cache(maxsize=1 << 5)
+def _in_order(by: Pipeline, p: int, m: int) -> Preview:
+    return preview(published(by.schedule), Shape(p, m, by.chunks))
 
 
 def links_over_data(kind: str) -> Callable[[Degrees], Links]:

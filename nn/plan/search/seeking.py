@@ -17,7 +17,7 @@ from ..plan import Plan
 from .blocks_again import ALL, NONE, PARTLY, BlocksAgain
 from .candidates import Candidate
 from .degrees import Degrees, Space
-from .estimate import PlanEstimate, estimate, links_over_data
+from .estimate import PlanEstimate, PlansTold, PlanTold, estimate, estimated_memory, links_over_data
 from .runners_up import TriedPlan, said_of
 from .shorter_model import ShortModels, Told
 from .trying import Trying
@@ -64,8 +64,7 @@ class Seeking:
         )
         self.links = links_over_data(space.kind)
         self.found: dict[Degrees, PlanEstimate] = {}
-        # Of plans in full, with experts shared or not, and in stages or not: seconds and memory by what was estimated.
-        self.more: dict[tuple[bool, bool], tuple[float, float, bool]] = {}
+        self.plans = PlansTold()
 
     @property
     def space(self) -> Space:
@@ -196,8 +195,8 @@ class Seeking:
         limit, count = self.limit or 0, self.space.count
 
         def fit(n: int) -> bool:
-            known = self.estimate(replace(at, again=like.some(n, count)))
-            return known is not None and known.memory * heavier <= limit
+            memory = self.memory(replace(at, again=like.some(n, count)))
+            return memory is not None and memory * heavier <= limit
 
         least = bisect_left(range(1, count), True, key=fit) + 1
         made = replace(at, again=like.some(least, count))
@@ -253,8 +252,14 @@ class Seeking:
         figures = self.short.of(at)
         if figures is None:
             return None
-        known = estimate(figures, self.space.count, at, self.links(at), self.trying.gaps)
-        return known if _kin(at) not in self.more else _more(known, *self.more[_kin(at)])
+        return self.plans.of(at).of(estimate(figures, self.space.count, at, self.links(at), self.trying.gaps))
+
+    def memory(self, at: Degrees) -> float | None:
+        """That of an estimate."""
+        figures = self.short.of(at)
+        if figures is None:
+            return None
+        return self.plans.of(at).heavier * estimated_memory(figures, self.space.count, at, self.trying.gaps)
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -295,10 +300,11 @@ class Seeking:
     def tell(self, one: Degrees, slower: float, heavier: float, *, sure: bool) -> None:
         """Estimate all of a choice's kin so much slower and heavier. Those that share experts move more between groups
         that share them, of which figures have one, and have weights that these cannot have in pieces."""
-        times, bytes, known = self.more.get(_kin(one), (1.0, 1.0, False))
-        self.more[_kin(one)] = times * slower, bytes * heavier, known or sure
-        alike = {at: known for at, known in self.found.items() if _kin(at) == _kin(one)}
-        self.found |= {at: _more(known, slower, heavier, sure) for at, known in alike.items()}
+        more = PlanTold(slower, heavier, sure)
+        self.plans.add(one, more)
+        self.found |= {
+            at: more.of(known) for at, known in self.found.items() if PlansTold.kin(at) == PlansTold.kin(one)
+        }
 
     def add_nearer(self, one: Degrees, seconds: float, taken: float) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
@@ -389,12 +395,3 @@ class Seeking:
     def candidate(self, at: Degrees, *, opened: bool = False) -> Candidate:
         name = f"{at}, weights as chosen" if opened else str(at)
         return Candidate(name, Plan.read(self.space.text(at, opened=opened)))
-
-
-def _kin(at: Degrees) -> tuple[bool, bool]:
-    """Of which choices plans in full tell more: those with shared experts or not, and in stages or not."""
-    return at.expert > 1, at.pipe > 1
-
-
-def _more(known: PlanEstimate, slower: float, heavier: float, sure: bool) -> PlanEstimate:
-    return PlanEstimate(known.seconds * slower, known.memory * heavier, known.sure or sure)
