@@ -24,7 +24,8 @@ from .stage_figures import FEWER, LAYERS, StageFigures
 __all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
 
 Told = Callable[[str], object]
-PARTS = 32  # micro-batches of a plan of few layers at most: what is moved once a step is cheap where they are many
+PARTS = 32  # micro-batches of a plan of few layers, if not more: what is moved once a step is cheap where they are many
+ALIKE = 256  # samples of such plans, where so many micro-batches need no more: one capture is of all of them
 # ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `data`, `expert`, `context`, the host
 Kind = tuple[int, int, BlocksAgain, int, int, int, tuple[str, ...]]
 
@@ -174,7 +175,7 @@ class ShortModels:
     ) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
         stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(PARTS, self.space.batch // samples // data))
+        parts = max(1, min(max(PARTS, ALIKE // samples // data), self.space.batch // samples // data))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
         at = Degrees(stages, data, tensor, parts, again=again, expert=expert, context=context, host=host)
