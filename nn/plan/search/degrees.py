@@ -261,6 +261,8 @@ class Space:
             yield f"inside {self.blocks} use ring over context"
         if of.expert > 1:
             yield f"{self.mixtures}.*: expert=S(0)"
+            if of.data > of.expert and self.experts % of.data:  # too few for a part of one on each rank
+                yield f"states {self.mixtures}.*: expert=S(0), data=S(1)"
             yield f"inside {self.mixtures} use dropless over expert"
 
     def _piped(self, of: Degrees, sample: bool) -> str:

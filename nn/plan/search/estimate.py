@@ -17,61 +17,87 @@ from ....boxing.figures import duration, volume
 from ....placement import default_cluster, placement
 from ....placement.links import Links
 from .degrees import Degrees, Pipeline
+from .shorter_model import ShortModels
 from .stage_figures import LayerFigures, StageFigures
 
 __all__ = [
+    "Estimates",
     "PlanEstimate",
     "PlanTold",
-    "PlansTold",
     "estimate",
-    "estimated_memory",
     "layers_of_stages",
     "links_over_data",
 ]
 
+# By which an estimate of memory may be too high, until a plan in full that takes too much tells more.
+SLACK, SLACK_IN_STAGES = 1.05, 1.01
 ROUNDS = 3  # micro-batches a device that are simulated; those behind take as long as the slowest device
 
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """Seconds of a step, and bytes of the fullest rank, which are `sure` where a plan in full of its like told them."""
+    """Seconds of a step, and bytes of the fullest rank, which may be so many times too high."""
 
     seconds: float
     memory: float
-    sure: bool = False
+    slack: float = 1.0
 
     def __str__(self) -> str:
         return f"about {duration(self.seconds)}, {volume(int(self.memory))}"
 
 
 class PlanTold(NamedTuple):
-    """By how much a plan in full was slower and heavier than was estimated; its kin are `sure` then."""
+    """By how much a plan in full was slower and heavier than was estimated; its kin are as it was if `sure`."""
 
     slower: float = 1.0
     heavier: float = 1.0
     sure: bool = False
 
     def of(self, known: PlanEstimate) -> PlanEstimate:
-        return PlanEstimate(known.seconds * self.slower, known.memory * self.heavier, known.sure or self.sure)
+        return PlanEstimate(known.seconds * self.slower, known.memory * self.heavier, 1.0 if self.sure else known.slack)
 
 
-class PlansTold:
-    """What plans in full told, of choices with experts shared or not, and in stages or not."""
+class Estimates:
+    """The estimates of a model's choices, by figures of its layers and by what plans in full told of their kin: of such
+    with experts shared or not, and in stages or not."""
 
-    def __init__(self) -> None:
-        self.kinds: dict[tuple[bool, bool], PlanTold] = {}
+    def __init__(self, short: ShortModels, gaps: float) -> None:
+        self.short, self.gaps = short, gaps
+        self.links = links_over_data(short.space.kind)
+        self.told: dict[tuple[bool, bool], PlanTold] = {}
 
     @staticmethod
     def kin(at: Degrees) -> tuple[bool, bool]:
         return at.expert > 1, at.pipe > 1
 
-    def of(self, at: Degrees) -> PlanTold:
-        return self.kinds.get(self.kin(at), PlanTold())
-
-    def add(self, at: Degrees, more: PlanTold) -> None:
-        known = self.of(at)
+    def tell(self, at: Degrees, more: PlanTold) -> None:
+        """Correct all of a choice's kin once more."""
+        known = self.told.get(self.kin(at), PlanTold())
         both = known.slower * more.slower, known.heavier * more.heavier, known.sure or more.sure
-        self.kinds[self.kin(at)] = PlanTold(*both)
+        self.told[self.kin(at)] = PlanTold(*both)
+
+    def of(self, at: Degrees) -> PlanEstimate | None:
+        """The estimate of a choice, or none where nothing is known of its layers."""
+        figures = self.short.of(at)
+        if figures is None:
+            return None
+        known = estimate(figures, self.short.space.count, at, self.links(at), self.gaps)
+        return self.told.get(self.kin(at), PlanTold()).of(known)
+
+    def memory(self, at: Degrees) -> float:
+        """That of the estimate alone, for which nothing is simulated."""
+        stages = self._stages(at)
+        known = _memory(at, stages, _of_devices(stages, at), self.gaps)
+        return known * self.told.get(self.kin(at), PlanTold()).heavier
+
+    def resting(self, at: Degrees) -> float:
+        """Bytes of the fullest device that are there for a whole step, whatever runs again."""
+        return max(_rests(one, at) + one.stays for one in _of_devices(self._stages(at), at))
+
+    def _stages(self, at: Degrees) -> list[LayerFigures]:
+        figures = self.short.of(at)
+        assert figures is not None, "a choice of its kind was estimated"
+        return _stages(figures, self.short.space.count, at)
 
 
 def estimate(of: StageFigures, count: int, at: Degrees, links: Links, gaps: float = 0.0) -> PlanEstimate:
@@ -80,18 +106,12 @@ def estimate(of: StageFigures, count: int, at: Degrees, links: Links, gaps: floa
     stages = _stages(of, count, at)
     whole = _of_devices(stages, at)
     seconds = _seconds(at, stages)
-    moved = [_shared(one, at.alike, links) for one in whole]
+    moved = [_shared(one, at, links) for one in whole]
     once = max(m.once(seconds if at.pipe == at.micro_batches == 1 else 0.0) for m in moved)
     if at.spread:
         hidden = max(seconds, at.micro_batches * max(m.gathered for m in moved))
         seconds = hidden + 3 * at.micro_batches * max(m.begins for m in moved)
-    return PlanEstimate(seconds + once, _memory(at, stages, whole, gaps))
-
-
-def estimated_memory(of: StageFigures, count: int, at: Degrees, gaps: float = 0.0) -> float:
-    """The memory of that estimate alone, for which nothing is simulated anew."""
-    stages = _stages(of, count, at)
-    return _memory(at, stages, _of_devices(stages, at), gaps)
+    return PlanEstimate(seconds + once, _memory(at, stages, whole, gaps), SLACK if at.pipe == 1 else SLACK_IN_STAGES)
 
 
 def _stages(of: StageFigures, count: int, at: Degrees) -> list[LayerFigures]:
@@ -146,14 +166,16 @@ class _DataMoves:
         return self.home + 2 * self.back
 
 
-def _shared(of: LayerFigures, data: int, links: Links) -> _DataMoves:
-    if data == 1:
-        return _DataMoves(of.update)
-    share = (data - 1) / data
+def _shared(of: LayerFigures, at: Degrees, links: Links) -> _DataMoves:
+    """Moves between the ranks with the same weights: those of experts, nearly all, where experts are shared."""
+    alike = at.alike // at.expert
+    if alike == 1:
+        return _DataMoves(of.update / at.alike)
+    share = (alike - 1) / alike
     home = links.seconds("reduce_scatter", (0,), of.gradients * share)
     back = links.seconds("all_gather", (0,), of.parameters * share)
     begins = of.tensors * links.seconds("all_gather", (0,), 0.0)
-    return _DataMoves(of.update / data, home, back, begins)
+    return _DataMoves(of.update / at.alike, home, back, begins)
 
 
 def _rests(of: LayerFigures, at: Degrees) -> float:
@@ -210,8 +232,8 @@ def links_over_data(kind: str) -> Callable[[Degrees], Links]:
     """The links of ranks with the same weights, for any choice: those of one such group, since all are alike."""
 
     @lru_cache(maxsize=1 << 8)
-    def known(data: int, tensor: int) -> Links:
-        group = placement(kind, range(0, data * tensor, tensor))
+    def known(ranks: int, each: int) -> Links:
+        group = placement(kind, range(0, ranks, each))
         return Links.of(group, default_cluster(group))
 
-    return lambda at: known(at.alike, at.tensor)
+    return lambda at: known(at.alike * at.tensor, at.expert * at.tensor)

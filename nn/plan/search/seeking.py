@@ -17,7 +17,7 @@ from ..plan import Plan
 from .blocks_again import ALL, NONE, PARTLY, BlocksAgain
 from .candidates import Candidate
 from .degrees import Degrees, Space
-from .estimate import PlanEstimate, PlansTold, PlanTold, estimate, estimated_memory, links_over_data
+from .estimate import Estimates, PlanEstimate, PlanTold
 from .runners_up import TriedPlan, said_of
 from .shorter_model import ShortModels, Told
 from .trying import Trying
@@ -27,7 +27,6 @@ __all__ = ["Seeking"]
 TRIES = 2  # plans in full that may be the answer
 MISSES = 4  # besides, that take too much, or cannot be
 NEAR = 0.01  # share of seconds that is worth no more stages, and no other plan in full
-SLACK = 1.05  # by which an estimate of memory may be too high, until a plan in full that takes too much tells more
 SCHEDULED = 6  # choices for which all schedules are estimated
 WIDER = 2  # sizes of `tensor` for which more samples a micro-batch are estimated
 NEARLY = 1.25  # times the seconds of the best, which more samples a micro-batch of one stage may make up for
@@ -62,9 +61,8 @@ class Seeking:
             optimizers=optimizers,
             whole=trying.captures,
         )
-        self.links = links_over_data(space.kind)
+        self.estimates = Estimates(self.short, trying.gaps)
         self.found: dict[Degrees, PlanEstimate] = {}
-        self.plans = PlansTold()
 
     @property
     def space(self) -> Space:
@@ -169,7 +167,7 @@ class Seeking:
         again: with all, and with as few as it takes."""
         if not self.space.may_run_again:
             return
-        short = [at for at in choices if not at.again and not self.fits(self.found[at])]
+        short = [at for at in choices if not at.again and not self.fits(self.found[at]) and self.may_fit(at)]
         short.sort(key=self.again_at_least)
         for at in short:
             if self.again_at_least(at) < self.best_of():
@@ -179,6 +177,10 @@ class Seeking:
             if known is not None and self.fits(known) and self.again_at_least(at) < self.best_of():
                 self.add_fewest(at, ALL)
 
+    def may_fit(self, at: Degrees) -> bool:
+        """Whether a choice leaves room for activations at all."""
+        return self.estimates.resting(at) <= self.most(self.found[at])
+
     def add_partly(self) -> None:
         """Estimate the best choices in which blocks run again with some that do but for products and attention: these
         first, and where all of them are too few, with as few as it takes that run again whole."""
@@ -187,7 +189,8 @@ class Seeking:
             partly = replace(at, again=PARTLY)
             self.add([at, partly])  # under a schedule beside the first one that of none may not be estimated yet
             if partly in self.found and self.found[partly].memory < self.found[at].memory:
-                self.add_fewest(at, PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1))
+                like = PARTLY if self.fits(self.found[partly]) else BlocksAgain(1, 1)
+                self.add_fewest(at, like, 1 + UNEVEN * (at.pipe > 1))
 
     def add_fewest(self, at: Degrees, like: BlocksAgain, heavier: float = 1.0) -> Degrees:
         """Estimate a choice with as few blocks that run again like these as it takes, if some but not all of them do.
@@ -195,8 +198,7 @@ class Seeking:
         limit, count = self.limit or 0, self.space.count
 
         def fit(n: int) -> bool:
-            memory = self.memory(replace(at, again=like.some(n, count)))
-            return memory is not None and memory * heavier <= limit
+            return self.estimates.memory(replace(at, again=like.some(n, count))) * heavier <= limit
 
         least = bisect_left(range(1, count), True, key=fit) + 1
         made = replace(at, again=like.some(least, count))
@@ -215,6 +217,7 @@ class Seeking:
             others = [at for at in self.found if len(at.host) < len(host)]
             near = sorted(dict.fromkeys(replace(at, host=host) for at in others), key=self.without_states)
             self.add(near[:HOSTS])
+            self.add_again([at for at in self.found if at.host == host])
 
     def without_states(self, at: Degrees) -> tuple[bool, float]:
         """The order of choices whose states go to the host: those that may fit then, the quickest first, and then those
@@ -237,29 +240,28 @@ class Seeking:
         """A choice with its experts on each rank or shared, and weights whole or in pieces. Where they could be shared,
         they are so beyond a node: else the ranks of many nodes would sort tokens together."""
         shared = [replace(of, expert=size) for size in self.space.expert_sizes(of)]
-        if of.data * of.tensor <= self.space.node or not any(map(self.short.of, shared)):
+        good = [at for at in shared if self.promises(at)]
+        beyond = of.data * of.tensor > self.space.node and (len(good) < len(shared) or any(map(self.short.of, good)))
+        if not beyond and self.promises(of):
             yield of
             if of.alike > 1 and of.pipe == 1 and self.space.open_rest:
                 yield replace(of, spread=True)
-        yield from shared
+        yield from good
+
+    def promises(self, at: Degrees) -> bool:
+        """Whether more samples a micro-batch may make a choice good, as far as its kind is known with fewer."""
+        _, samples, *kind = self.short.kind(at)
+        fewer = [
+            known.seconds
+            for other, known in self.found.items()
+            if (mine := self.short.kind(other))[1] < samples and [mine[0], *mine[2:]] == [at.tensor, *kind]
+        ]
+        return min(fewer, default=0.0) <= (1 + WORSE) * self.best_of()
 
     def add(self, choices: Iterable[Degrees]) -> None:
         for at in choices:
-            if at not in self.found and (known := self.estimate(at)) is not None:
+            if at not in self.found and (known := self.estimates.of(at)) is not None:
                 self.found[at] = known
-
-    def estimate(self, at: Degrees) -> PlanEstimate | None:
-        figures = self.short.of(at)
-        if figures is None:
-            return None
-        return self.plans.of(at).of(estimate(figures, self.space.count, at, self.links(at), self.trying.gaps))
-
-    def memory(self, at: Degrees) -> float | None:
-        """That of an estimate."""
-        figures = self.short.of(at)
-        if figures is None:
-            return None
-        return self.plans.of(at).heavier * estimated_memory(figures, self.space.count, at, self.trying.gaps)
 
     def tried(self) -> None:
         """Plan the best choices in full, until no other promises more."""
@@ -300,11 +302,9 @@ class Seeking:
     def tell(self, one: Degrees, slower: float, heavier: float, *, sure: bool) -> None:
         """Estimate all of a choice's kin so much slower and heavier. Those that share experts move more between groups
         that share them, of which figures have one, and have weights that these cannot have in pieces."""
-        more = PlanTold(slower, heavier, sure)
-        self.plans.add(one, more)
-        self.found |= {
-            at: more.of(known) for at, known in self.found.items() if PlansTold.kin(at) == PlansTold.kin(one)
-        }
+        more, kin = PlanTold(slower, heavier, sure), self.estimates.kin
+        self.estimates.tell(one, more)
+        self.found |= {at: more.of(known) for at, known in self.found.items() if kin(at) == kin(one)}
 
     def add_nearer(self, one: Degrees, seconds: float, taken: float) -> None:
         """Where a plan leaves much of the limit, or takes more, estimate it with as many blocks that run again as its
@@ -317,7 +317,7 @@ class Seeking:
         made = self.add_fewest(one, again, heavier * (1 + UNEVEN * (taken > limit)))
         if made in self.found and made != one:
             of = self.found[made]
-            self.found[made] = PlanEstimate(of.seconds * seconds / known.seconds, of.memory * heavier, of.sure)
+            self.found[made] = PlanEstimate(of.seconds * seconds / known.seconds, of.memory * heavier, of.slack)
 
     def tried_unseen(self) -> None:
         """Plan choices of which nothing is known, whole batches of few cuts first: of those that take too much, the
@@ -377,7 +377,7 @@ class Seeking:
 
     def most(self, known: PlanEstimate) -> float:
         """The bytes that an estimate may have."""
-        return inf if self.limit is None else self.limit * (1.0 if known.sure else SLACK)
+        return inf if self.limit is None else self.limit * known.slack
 
     def best_of(self, tensor: int | None = None) -> float:
         """The least estimate that fits, of a size of `tensor` or of all."""

@@ -549,8 +549,8 @@ def test_choices_that_share_experts_are_as_much_slower_as_one_of_them_was() -> N
         again = replace(shared, again=ALL_AGAIN)
         seeking.add([again])
         found = {at: known.seconds for at, known in seeking.found.items()}
-        seeking.more.clear()
-        alone = seeking.estimate(again)
+        seeking.estimates.told.clear()
+        alone = seeking.estimates.of(again)
     assert alone is not None
     assert (found[shared], found[other]) == (2 * before[shared], before[other])
     assert found[again] == 2 * alone.seconds
