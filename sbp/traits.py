@@ -21,7 +21,7 @@ promotes      takes inputs of several dtypes as of the widest, as pointwise ops 
 idle          may have nothing to do for a single sample
 small         takes next to no time beside a product of matrices, though torch's tags do not say so
 empty         leaves its values open
-filled        made of nothing, as large as its first argument says: ranks make their pieces alone
+filled        one value everywhere, as many times as its argument `size` says: ranks may make their pieces alone
 kept          is never taken apart: on fakes it may become another kernel than on the device
 addends       is taken apart always, into sums that may be partial
 along         has a formula for a dim that is split
@@ -50,8 +50,9 @@ ROWS = """
 
     like                    zeros_like* ones_like* full_like*
     like empty              empty_like*
-    new                     new_zeros* new_ones* new_full*
-    new empty               new_empty* new_empty_strided*
+    new filled              new_zeros* new_ones* new_full*
+    new empty filled        new_empty*
+    new empty               new_empty_strided*
     even                    repeat* tile* scalar_tensor*
     even filled             zeros* ones* full*
     even small              repeat_interleave*

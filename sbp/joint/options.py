@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from ...placement.errors import SbpError
+from ..book.filling import of_a_piece
 from ..call import NEVER, Call, Match, Way
 from ..choose import AxisUse, everywhere, way_by
 from ..precision import adds_up, promotes, rounded
@@ -81,16 +82,14 @@ def options(
         if not any(inputs[i].grads for i in narrow):
             found.setdefault((inputs, outputs), share)
 
+    for way in _filled(call, [of.states for of in reach], asked):
+        add(way, frozenset())
     grads = any(outputs_grad) and adds_up(call.op, call.inputs, call.outputs)
     for match in _matches(answer):
         for way, same in _of_match(call, match, reach, grads, asked):
             add(way, same)
     for way, same in _of_states(call, reach, grads, isinstance(answer, Match)):
         add(way, same)
-    if "filled" in traits(call.name):
-        wished = asked[0] if asked else ()
-        for state in source_states(tuple(call.outputs[0].shape), call.sizes, wished):
-            add(Way((), (state,)), frozenset())
     if not found:
         add(everywhere(call), frozenset())
         if grads:
@@ -116,7 +115,7 @@ def way_of(call: Call, outputs: tuple[State, ...]) -> Way:
                 ways += [way] if way else []
     if answer is not None and not isinstance(answer, Match):
         ways += answer
-    for way in ways:
+    for way in (*ways, *_filled(call, [(state,) for state in call.states])):
         if way.inputs == call.states and way.outputs == outputs:
             return way
     raise SbpError(
@@ -152,6 +151,24 @@ def fits(size: int, ranks: Sequence[int]) -> bool:
     """Whether a dim may be cut by so many ranks: evenly, or into pieces that differ by a quarter at most."""
     parts = prod(ranks)
     return parts == 1 or (size % parts == 0 and size > 0) or size >= 4 * parts
+
+
+def _filled(call: Call, states: Sequence[Collection[State]], asked: Sequence[Collection[Cut]] = ()) -> Iterator[Way]:
+    """The ways in which ranks make their pieces alone of what has one value everywhere: pieces like those of a tensor
+    that it is made after, else any. Where that takes as long as the whole it takes less memory, so that it comes
+    first."""
+    if "filled" not in traits(call.name):
+        return
+    shape, local = tuple(call.outputs[0].shape), of_a_piece(call.op)
+    if not call.inputs:
+        for state in reversed(source_states(shape, call.sizes, asked[0] if asked else ())):
+            yield Way((), (state,), local)
+        return
+    after = tuple(call.inputs[0].shape)
+    for state in (state for each in states for state in each if not (state.partial or state.windows)):
+        pairs = zip(state.dims, after, shape, strict=False)
+        dims = [factors if n == size else () for factors, n, size in pairs]
+        yield Way((state,), (State((*dims, *[()] * (len(shape) - len(dims)))),), local)
 
 
 def _axes(call: Call) -> list[int]:

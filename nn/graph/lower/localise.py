@@ -16,6 +16,7 @@ from ....placement.device import family
 from ....placement.structure import mapped
 from ....placement.world import device
 from ....sbp import Layout
+from ....sbp.book.filling import of_a_piece
 from ....sbp.call import Call, Indices, Piece, Ref, Rewritten, Way, fill, frozen, tensors_in
 from ....sbp.joint.fixed import fixed_way
 from ....sbp.joint.options import way_of
@@ -261,7 +262,8 @@ _VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.def
 def _factory(op: Any, piece: Piece, where: torch.device, *args: Any, **kwargs: Any) -> Any:
     """A rank's part of what an op makes of nothing; what has one value everywhere is made as a part."""
     if "filled" in traits(Call(op, args, kwargs, ()).name):
-        return [op(piece.shape(), *args[1:], **placed(op, kwargs, where))]
+        function, mine = of_a_piece(op).rewrite(piece, *args, **placed(op, kwargs, where))
+        return [function(*mine)]
     wholes = tensors_in(op(*args, **placed(op, kwargs, where)))
     return [part(whole, of, piece.rank) for whole, of in zip(wholes, piece.outputs, strict=True)]
 

@@ -95,3 +95,14 @@ def test_columns_and_rows_of_a_linear_are_among_its_options() -> None:
 def test_a_source_is_cut_evenly_or_in_pieces_nearly_alike(n: int, ranks: int, fits: bool) -> None:
     states = source_states((n,), (ranks,), ())
     assert any(state.split for state in states) is fits
+
+
+@pytest.mark.parametrize("name", ["full", "zeros", "ones", "empty.memory_format"])
+def test_what_a_constant_fills_may_lie_in_any_pieces(name: str) -> None:
+    shape, args = [8, 9, 1], [2.5] if name == "full" else []
+    call = Call(named_op(name), (shape, *args), {}, (torch.empty(shape),), (), (2, 4))
+    found = options(call, [], [False], [[(2, (0,))]])
+    assert {option.outputs[0].state for option in found} == {*source_states((8, 9, 1), (2, 4), [(2, (0,))])}
+    assert {option.share for option in found if option.outputs[0].state.dims[0] == (0, 1)} == {8}
+    drawn = Call(named_op("rand"), (shape,), {}, (torch.empty(shape),), (), (2, 4))
+    assert not any(option.outputs[0].state.split for option in options(drawn, [], [False]))

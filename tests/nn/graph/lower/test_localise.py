@@ -1,5 +1,6 @@
 """Local calls of ranks that do the same are made once, however many there are."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -36,3 +37,50 @@ def test_ranks_share_segments_but_where_their_places_differ() -> None:
             locals = [localiser.segment(stage, rank) for rank in stage.placement.flat]
             found.append((len({*map(id, locals)}), len({*locals})))
     assert sorted(found) == [(1, 1), (64, 1), (64, 4)]  # the loss picks by place, too, and finds all there
+
+
+class Padded(nn.Module):
+    """Writes results into a tensor that it makes, as attention with narrow values does."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.up, self.out, self.how = nn.Linear(4, 3), nn.Linear(8, 2), how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        shape = (len(x), 8)
+        make = {
+            "new_empty": lambda: y.new_empty(shape),
+            "new_full": lambda: y.new_full(shape, 0.5),
+            "zeros": lambda: torch.zeros(shape, dtype=y.dtype, device=y.device),
+            "empty": lambda: torch.empty(shape, dtype=y.dtype, device=y.device),
+        }
+        made = make[self.how]()
+        made[:, 3:] = 0.25
+        made[:, :3] = y
+        found: torch.Tensor = self.out(made)
+        return found
+
+
+@pytest.mark.parametrize("samples", [2**16, 2**16 + 1])
+@pytest.mark.parametrize("how", ["new_empty", "new_full", "zeros", "empty"])
+def test_ranks_make_their_pieces_of_what_a_constant_fills(how: str, samples: int) -> None:
+    torch.manual_seed(0)
+    model, x = Padded(how), torch.randn(samples, 4)
+    alone = model(x).square().sum()
+    alone.backward()
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    step = flow.compile(model, lambda m, x: m(x).square().sum(), plan="grid (data=4)\ninput x <- data=S(0)")
+    torch.testing.assert_close(step(x).full_tensor(), alone, rtol=1e-4, atol=0)
+    torch.testing.assert_close([p.grad.full_tensor() for p in model.parameters()], wanted, rtol=1e-3, atol=0)
+    graph = step.explain().graph
+    localiser = Localiser(graph)
+    runs = [stage for stage in segments(graph) if isinstance(stage, Segment)]
+    filled = [
+        local.makes[0].shape[:1]
+        for run in runs
+        for local in localiser.segment(run, 0).calls
+        if any(word in str(local.function) for word in ("new_", "_factory")) and local.makes[0].shape
+    ]
+    assert filled == [(-(-samples // 4),)]

@@ -382,6 +382,52 @@ def test_experts_on_every_rank_are_estimated_with_the_tokens_that_ranks_of_data_
         assert replace(at, data=16) in searching(ALL, model, tokens).variants(replace(at, data=16))
 
 
+def test_states_of_few_experts_are_cut_along_another_dim_where_data_has_more_ranks() -> None:
+    model, tokens = made(4, 32)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    line = "states **.experts.*: expert=S(0), data=S(1)"
+    with priced_by("h100x8*2"):
+        space = space_of(flow.Plan.read(f"{ALL}, expert"), model, 32, "cuda", 16, 8)
+        seeking = Seeking(space, Trying(model, tokens, loss_of, None, 16, None), str, loss_fn=loss_of, optimizers=[])
+        at = Degrees(1, 16, 1, 2, expert=8)
+        assert line in space.text(at)
+        assert line not in space.text(replace(at, data=8)) + replace(space, experts=32).text(at)
+        step = seeking.trying.add(seeking.candidate(at)).step
+    assert step is not None
+    cut = sum(p.numel() for p in model.parameters()) / 16
+    assert all(held.states == pytest.approx(8 * cut, rel=0.01) for held in step.held().values())  # two of 4 bytes
+
+
+def test_what_cannot_fit_is_not_looked_at_with_blocks_that_run_again() -> None:
+    model, tokens = made(6, 64)
+    text, at = "grid cuda (data=8)\nseek micro-batches, recompute", Degrees(1, 8, 1, 8)
+    with priced_by("h100x8*1"):
+        known = searching(text, model, tokens)
+        known.add([at])
+        least, all_kept = known.estimates.resting(at), known.found[at].memory
+        for limit, looks in ((0.9 * least, False), ((least + all_kept) / 2, True)):
+            told: list[str] = []
+            trying = Trying(model, tokens, loss_of, None, 8, limit)
+            Seeking(known.space, trying, told.append, loss_fn=loss_of, optimizers=[]).estimated()
+            assert any(line.startswith("a layer") and "run again" in line for line in told) == looks
+
+
+def test_more_samples_are_looked_at_only_of_what_was_good_with_fewer() -> None:
+    model, tokens = made(4, 64)
+    with torch.device("meta"):
+        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    shared, other = Degrees(1, 8, 1, 8, expert=8), Degrees(1, 8, 1, 8)
+    with priced_by("h100x8*1"):
+        seeking = searching(f"{ALL}, expert", model, tokens)
+        seeking.add([shared, other])
+        of = seeking.found[other]
+        wider = Degrees(1, 8, 1, 4)
+        for times, good in ((1.0, {1, 8}), (2.0, {1})):
+            seeking.found[shared] = replace(of, seconds=times * of.seconds)
+            assert {at.expert for at in seeking.variants(wider)} == good
+
+
 def test_clocks_are_looked_for_in_the_first_capture_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     capture = Passes.captured
