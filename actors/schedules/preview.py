@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import floor, log10
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -32,10 +32,15 @@ class ChunkTask(NamedTuple):
     chunk: int
 
 
-def tasks_of(ran: Ran) -> list[ChunkTask]:
+def tasks_of(ran: Ran) -> Sequence[ChunkTask]:
     """The tasks of a firing: one, several that run together, or none."""
-    found = [_NAME.fullmatch(word) for word in (ran.case or ran.actor).split("&")]
-    return [ChunkTask(match[1], int(match[2])) for match in found if match]
+    return _tasks_named(ran.case or ran.actor)
+
+
+@lru_cache(maxsize=1 << 12)
+def _tasks_named(name: str) -> tuple[ChunkTask, ...]:
+    found = map(_NAME.fullmatch, name.split("&"))
+    return tuple(ChunkTask(match[1], int(match[2])) for match in found if match)
 
 
 def peak_slots(run: Simulation) -> dict[str, int]:

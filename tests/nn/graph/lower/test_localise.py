@@ -1,5 +1,7 @@
 """Local calls of ranks that do the same are made once, however many there are."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,7 @@ class Padded(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.up(x)
         shape = (len(x), 8)
-        make = {
+        make: dict[str, Callable[[], torch.Tensor]] = {
             "new_empty": lambda: y.new_empty(shape),
             "new_full": lambda: y.new_full(shape, 0.5),
             "zeros": lambda: torch.zeros(shape, dtype=y.dtype, device=y.device),
@@ -73,7 +75,8 @@ def test_ranks_make_their_pieces_of_what_a_constant_fills(how: str, samples: int
     model.zero_grad()
     step = flow.compile(model, lambda m, x: m(x).square().sum(), plan="grid (data=4)\ninput x <- data=S(0)")
     torch.testing.assert_close(step(x).full_tensor(), alone, rtol=1e-4, atol=0)
-    torch.testing.assert_close([p.grad.full_tensor() for p in model.parameters()], wanted, rtol=1e-3, atol=0)
+    found = [p.grad.full_tensor() for p in model.parameters() if isinstance(p.grad, flow.GlobalTensor)]
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0)
     graph = step.explain().graph
     localiser = Localiser(graph)
     runs = [stage for stage in segments(graph) if isinstance(stage, Segment)]

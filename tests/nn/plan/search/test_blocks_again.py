@@ -174,7 +174,8 @@ def test_a_schedule_that_holds_more_has_as_many_more_blocks_that_run_again_as_it
 
     with flow.use_cluster(flow.cluster("h100x8*1")):
         seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
-        monkeypatch.setattr(seeking, "estimate", takes)
+        monkeypatch.setattr(seeking.estimates, "of", takes)
+        monkeypatch.setattr(seeking.estimates, "memory", lambda at: takes(at).memory)
         seeking.limit = 7
         seeking.add([few])
         seeking.add_scheduled(replace(few, by=Pipeline("zb_h1")))
@@ -192,7 +193,8 @@ def test_where_all_blocks_partly_again_take_too_much_as_many_as_that_takes_run_a
 
     with flow.use_cluster(flow.cluster("h100x8*1")):
         seeking = searching("seek pipe, data, micro-batches, schedule, recompute", model, tokens)
-        monkeypatch.setattr(seeking, "estimate", takes)
+        monkeypatch.setattr(seeking.estimates, "of", takes)
+        monkeypatch.setattr(seeking.estimates, "memory", lambda at: takes(at).memory)
         seeking.limit = 100
         seeking.add([partly])
         seeking.add_nearer(partly, 1.0, 102.0)
