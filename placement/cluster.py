@@ -25,7 +25,7 @@ from .cluster_file import parts_of, written
 from .device import family
 from .errors import PlacementError, did_you_mean
 from .grid import Placement
-from .hardware import Device, Jitter, Level, RankDevice, RankLink, check_groups, slowest_device
+from .hardware import Device, Jitter, Level, RankDevice, RankLink, check_groups, slowest_device, unlike_groups
 from .network.guess import two_levels
 from .network.hosts import FILE, RunHosts, file_said
 from .network.link_graph import LinkGraph
@@ -84,7 +84,7 @@ class Cluster:
     def level_of(self, ranks: Iterable[int]) -> int:
         """The smallest level one unit of which holds all these ranks."""
         members = tuple(ranks)
-        beyond = max(members, default=0)
+        first, beyond = min(members, default=0), max(members, default=0)
         listed = self._homes[0]
         if beyond >= self.capacity[-1] or (listed and not listed.keys() >= {*members}):
             most = len(listed) if listed else self.capacity[-1]
@@ -94,7 +94,9 @@ class Cluster:
                 f" hold ranks 0 to {most - 1}\n"
                 "  use a cluster with a larger top level, use_cluster(...)"
             )
-        return next(k for k in range(len(self.levels)) if len({self.unit(rank, k) for rank in members}) <= 1)
+        each = zip(self._homes, self.capacity, strict=True)
+        one = (len({*map(homes.get, members)}) <= 1 if homes else first // n == beyond // n for homes, n in each)
+        return next(k for k, holds in enumerate(one) if holds)
 
     def beside(self, types: Iterable[str], ranks: Iterable[int]) -> bool:
         """Whether moves among these ranks leave computing alone, because a card's copy engines or the network between
@@ -119,6 +121,9 @@ class Cluster:
         if isinstance(known, tuple):
             return known
         groups = placement.groups(axes)
+        if self.graph is None and not self.links and not any(self._homes):
+            groups = placement.memo.get(("cluster.unlike", self, axes)) or unlike_groups(groups, self.capacity)
+            placement.memo["cluster.unlike", self, axes] = groups  # of all ways to use these links
         top = max(map(self.level_of, groups))
         if self.graph is not None:
             found = self.graph.together(groups, ways)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+
 from .errors import PlacementError
 from .ranks import check_type
 
@@ -20,6 +22,7 @@ __all__ = [
     "MoveShares",
     "check_groups",
     "slowest_device",
+    "unlike_groups",
 ]
 
 KEPT_FREE = 0.04  # share of a device's memory for its context and buffers of links: 3 GiB of 80
@@ -302,3 +305,18 @@ def check_groups(name: str, levels: Sequence[Level]) -> None:
                 f"cluster {name!r}: groups of level {outer.name!r} hold those of {inner.name!r} whole\n"
                 f"  found {inner.groups}\n  in    {outer.groups}"
             )
+
+
+def unlike_groups(groups: Sequence[tuple[int, ...]], units: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """One of all groups of ranks that lie alike in units of these sizes, and that with the highest rank: there may be
+    thousands of groups, and few ways.
+
+    >>> unlike_groups([(0, 1), (2, 3), (3, 4), (6, 7)], [4, 8])
+    ((0, 1), (3, 4), (6, 7))
+    """
+    ranks = np.array(groups)
+    where = np.concatenate([ranks // size - ranks[:, :1] // size for size in units], axis=1)
+    found: dict[bytes, tuple[int, ...]] = {}
+    for each, group in zip(where, groups, strict=True):
+        found.setdefault(each.tobytes(), group)
+    return tuple(dict.fromkeys([*found.values(), groups[int(ranks.max(axis=1).argmax())]]))

@@ -2,9 +2,11 @@
 
 import random
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,8 @@ TREE = Cluster("tree", (Level("pair", 2, 1.0, 8.0), Level("node", 3, 2.0, 4.0), 
 
 PLAIN = cluster("a100x8")  # without shares: all moves get all of a level's bandwidth
 PLAIN = replace(PLAIN, levels=tuple(replace(level, shares=MoveShares()) for level in PLAIN.levels))
+
+WAYS = ("ring", "sums", "pairs", "neighbours")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -94,6 +98,26 @@ def test_each_level_of_a_tree_is_as_wide_as_the_cards_below_it() -> None:
 def test_one_group_that_leaves_its_node_prices_the_axis() -> None:
     p = placement("cuda:[0-3, 4-6, 8] as (2, 4)")
     assert cluster("two_level").link(p, (1,)) == (0.0, 0.125)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_link_goes_by_all_groups_of_which_only_unlike_ones_are_looked_at(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    shape = rng.choice([(2, 4, 6), (6, 8), (4, 2, 2, 3), (48,), (16, 3)])
+    ranks = rng.choice([list(range(48)), list(range(5, 53)), rng.sample(range(64), 48)])
+    axes = [each for many in range(1, len(shape) + 1) for each in combinations(range(len(shape)), many)]
+    tree = Cluster("tree", tuple(Level(f"{n}", n, float(n), 10.0 - n) for n in (3, 4, 6)), UNIT)
+    asked = [(of, each, ways) for of in (cluster("h100x8*8"), tree) for each in axes for ways in WAYS]
+
+    def found() -> list[tuple[float, float]]:
+        grid = placement("cuda", ranks).reshape(shape)
+        return [of.link(grid, each, ways) for of, each, ways in asked]
+
+    few = found()
+    monkeypatch.setattr(sys.modules[Cluster.__module__], "unlike_groups", lambda groups, units: groups)
+    assert few == found()
 
 
 def test_a_change_of_cluster_leaves_no_old_link() -> None:
