@@ -175,6 +175,9 @@ class Cluster:
     def _slowest(self, here: Sequence[int], there: Sequence[int], ways: str = "hop") -> tuple[float, float]:
         """The slowest link between two groups of ranks. That of the level which holds all counts, unless every pair has
         its own."""
+        if not self.links:
+            level = self.levels[self.level_of((*here, *there))]
+            return level.latency, level.rate(ways)
         first, second = {*here}, {*there}
         both = len(first & second)
         pairs = len(first) * len(second) - both - both * (both - 1) // 2

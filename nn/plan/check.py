@@ -25,6 +25,7 @@ from ...placement.errors import SbpError
 from ...placement.hardware import GAPS, KEPT_FREE, Device
 from ...sbp.joint.solver.propagation import Changed, changed
 from ..explanations.step_report import explained
+from ..graph.capture.surroundings.garbage import uncollected
 from ..graph.captures import Captures
 from ..graph.compiled import CompiledGraph
 from ..graph.compiler.backends import Backend
@@ -171,6 +172,7 @@ def stepped(
     return step, checked_step(plan, step, model, batch, loss_fn=loss_fn, optimizer=optimizer, ranks=ranks)
 
 
+@uncollected()
 def checked_step(
     plan: PlanText,
     step: Step,

@@ -70,8 +70,9 @@ def _origin(stage: Segment | Draw) -> Origin:
 def saves(graph: Physical, box: Box) -> bool:
     """Whether the forward of a move keeps for its backward who held a maximum."""
     state = graph.layout(box.source).state
-    moves = any(move.of == box.output.name and move.into != move.of for move in graph.backs)
-    return moves and bool(state.partial) and state.reduction != "sum" and state != box.output.layout.state
+    if not state.partial or state.reduction == "sum" or state == box.output.layout.state:
+        return False
+    return any(move.of == box.output.name and move.into != move.of for move in graph.backs)
 
 
 def _runs(stages: Sequence[Stage], inside: Sequence[int], around: Collection[int]) -> tuple[int, ...]:
