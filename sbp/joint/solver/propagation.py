@@ -46,8 +46,9 @@ class Changed(NamedTuple):
 
 
 def changed(made: Formulated, logical: Logical, choice: Sequence[int]) -> Changed | None:
-    """The ops that a choice changed; none where all are what was propagated."""
-    kept = propagated(made, logical)
+    """The ops that a choice changed; none where all are what was propagated. What is made of nothing lies as its users
+    want it."""
+    kept = {at: k for at, k in propagated(made, logical).items() if logical.ops[made.nodes[at].index].inputs}
     others = [at for at, k in kept.items() if not _alike(made.nodes[at].candidates, choice[at], k)]
     if not others:
         return None
