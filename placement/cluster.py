@@ -122,7 +122,8 @@ class Cluster:
             return known
         groups = placement.groups(axes)
         if self.graph is None and not self.links and not any(self._homes):
-            groups = placement.memo.get(("cluster.unlike", self, axes)) or unlike_groups(groups, self.capacity)
+            few = placement.memo.get(("cluster.unlike", self, axes))
+            groups = few if isinstance(few, tuple) else unlike_groups(groups, self.capacity)
             placement.memo["cluster.unlike", self, axes] = groups  # of all ways to use these links
         top = max(map(self.level_of, groups))
         if self.graph is not None:

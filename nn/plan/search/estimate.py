@@ -29,14 +29,13 @@ __all__ = [
     "links_over_data",
 ]
 
-# By which an estimate of memory may be too high, until a plan in full that takes too much tells more.
-SLACK, SLACK_IN_STAGES = 1.05, 1.01
+SLACK, SLACK_IN_STAGES = 1.05, 1.01  # by which an estimate of memory may be too high, of one stage and of several
 ROUNDS = 3  # micro-batches a device that are simulated; those behind take as long as the slowest device
 
 
 @dataclass(frozen=True)
 class PlanEstimate:
-    """Seconds of a step, and bytes of the fullest rank, which may be so many times too high."""
+    """Seconds of a step, and bytes of the fullest rank, which may be `slack` times what a plan in full takes."""
 
     seconds: float
     memory: float
@@ -47,7 +46,8 @@ class PlanEstimate:
 
 
 class PlanTold(NamedTuple):
-    """By how much a plan in full was slower and heavier than was estimated; its kin are as it was if `sure`."""
+    """By how much a plan in full was slower and heavier than was estimated. Where it took too much, that is `sure`: its
+    kin have no slack any more."""
 
     slower: float = 1.0
     heavier: float = 1.0

@@ -250,11 +250,12 @@ class Seeking:
 
     def promises(self, at: Degrees) -> bool:
         """Whether more samples a micro-batch may make a choice good, as far as its kind is known with fewer."""
-        _, samples, *kind = self.short.kind(at)
+        kind = self.short.kind(at)
+        others = ((self.short.kind(other), known.seconds) for other, known in self.found.items())
         fewer = [
-            known.seconds
-            for other, known in self.found.items()
-            if (mine := self.short.kind(other))[1] < samples and [mine[0], *mine[2:]] == [at.tensor, *kind]
+            seconds
+            for mine, seconds in others
+            if mine.samples < kind.samples and mine._replace(samples=kind.samples) == kind
         ]
         return min(fewer, default=0.0) <= (1 + WORSE) * self.best_of()
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,13 +21,30 @@ from .blocks_again import BlocksAgain
 from .degrees import Degrees, Space
 from .stage_figures import FEWER, LAYERS, StageFigures
 
-__all__ = ["ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
+__all__ = ["LayerKind", "ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
 
 Told = Callable[[str], object]
-PARTS = 32  # micro-batches of a plan of few layers, if not more: what is moved once a step is cheap where they are many
-ALIKE = 256  # samples of such plans, where so many micro-batches need no more: one capture is of all of them
-# ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of `data`, `expert`, `context`, the host
-Kind = tuple[int, int, BlocksAgain, int, int, int, tuple[str, ...]]
+PARTS = 32  # micro-batches of a plan of few layers at least: what is moved once a step is cheap where they are many
+SAMPLES = 256  # of such a plan, unless so many micro-batches take more: degrees share a capture
+
+
+class LayerKind(NamedTuple):
+    """What figures of layers are of: ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of
+    `data`, `expert` and `context`, and what is on the host."""
+
+    tensor: int
+    samples: int
+    again: BlocksAgain
+    data: int = 1
+    expert: int = 1
+    context: int = 1
+    host: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = ("data", self.data // self.expert), ("expert", self.expert), ("context", self.context)
+        shared = "".join(f", {name}={size}" for name, size in sizes if size > 1)
+        more = f", {self.again}" * bool(self.again) + f", {' and '.join(self.host)} on the host" * bool(self.host)
+        return f"tensor={self.tensor}{shared}, {self.samples} sample{'s' * (self.samples > 1)}{more}"
 
 
 def shorter(model: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
@@ -137,7 +154,7 @@ class ShortModels:
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
         self.known = KnownOptions()
         self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
-        self.figures: dict[Kind, StageFigures | None] = {}
+        self.figures: dict[LayerKind, StageFigures | None] = {}
 
     def of(self, at: Degrees) -> StageFigures | None:
         """The figures of a choice, of which some blocks may run again otherwise than the others."""
@@ -146,15 +163,15 @@ class ShortModels:
         for again in dict.fromkeys((base, some)):
             kind = self.kind(replace(at, again=again))
             if kind not in self.figures:
-                self.figures[kind] = self.figures_of(*kind)
+                self.figures[kind] = self.figures_of(kind)
             found = self.figures[kind]
             if found is None:
                 return None
             made.append(found)
         return made[0].mixed(made[-1], share)
 
-    def kind(self, at: Degrees) -> Kind:
-        return at.tensor, self.space.samples(at), at.again, self.sampled(at), at.expert, at.context, at.host
+    def kind(self, at: Degrees) -> LayerKind:
+        return LayerKind(at.tensor, self.space.samples(at), at.again, self.sampled(at), at.expert, at.context, at.host)
 
     def sampled(self, at: Degrees) -> int:
         """The ranks of `data` with which a choice is looked at: those that share experts. Where none do, and each has
@@ -163,19 +180,11 @@ class ShortModels:
             return at.expert
         return max(2, self.space.node // at.tensor)
 
-    def figures_of(
-        self,
-        tensor: int,
-        samples: int,
-        again: BlocksAgain,
-        data: int = 1,
-        expert: int = 1,
-        context: int = 1,
-        host: tuple[str, ...] = (),
-    ) -> StageFigures | None:
+    def figures_of(self, kind: LayerKind) -> StageFigures | None:
         """Figures of layers, or none where a model of a few of them cannot be planned."""
+        tensor, samples, again, data, expert, context, host = kind
         stages = LAYERS if self.space.layers else 1
-        parts = max(1, min(max(PARTS, ALIKE // samples // data), self.space.batch // samples // data))
+        parts = max(1, min(max(PARTS, SAMPLES // samples // data), self.space.batch // samples // data))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
             return None
         at = Degrees(stages, data, tensor, parts, again=again, expert=expert, context=context, host=host)
@@ -187,11 +196,7 @@ class ShortModels:
         except Exception as error:  # also of a model that does not run with fewer layers
             self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
             return None
-        sizes = ("data", data // expert), ("expert", expert), ("context", context)
-        shared = "".join(f", {name}={size}" for name, size in sizes if size > 1)
-        more = f", {again}" * bool(again) + f", {' and '.join(host)} on the host" * bool(host)
-        said = f"tensor={tensor}{shared}, {samples} sample{'s' * (samples > 1)}{more}"
-        self.told(f"a layer with {said}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
+        self.told(f"a layer with {kind}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
         return found.gathered(data * context)
 
     def sample(self, at: Degrees, samples: int, which: int) -> Step:

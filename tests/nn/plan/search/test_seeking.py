@@ -22,6 +22,7 @@ from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_ov
 from sbpflow.nn.plan.search.open_degrees import space_of
 from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
+from sbpflow.nn.plan.search.shorter_model import LayerKind
 from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
 from sbpflow.sbp import Split
@@ -359,7 +360,7 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        few = seeking.short.figures_of(1, 2, NONE, 4, 4)  # of half as many samples, which are captured anew
+        few = seeking.short.figures_of(LayerKind(1, 2, NONE, 4, 4))  # of half as many samples, which are captured anew
     assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
