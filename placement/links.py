@@ -13,7 +13,7 @@ n ranks, L the local buffer in bytes after the step (before it for all_reduce):
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 from math import ceil, log2, prod
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .cluster import Cluster
 from .device import family
-from .grid import Placement
+from .grid import Placement, placement
 from .network.hosts import Hosts
 
 # Where every rank adds up everything: on two ranks 16 MiB take 1.4 times as long as in two halves, for the same bytes.
@@ -34,7 +34,7 @@ WAYS = dict.fromkeys(("all_to_all", "exchange", "all_reduce_once"), "pairs")
 WAYS |= dict.fromkeys(("halo", "halo_sum"), "neighbours")
 WAYS |= dict.fromkeys(("reduce_scatter", "all_reduce"), "sums")
 
-__all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks", "wires"]
+__all__ = ["EVERYBODY_ADDS", "Links", "Price", "blocks", "common_grid", "wires"]
 
 Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
 
@@ -139,6 +139,21 @@ def blocks(coarse: Sequence[int], fine: Sequence[int]) -> Iterator[tuple[int, ..
         while prod(fine[start:at]) < size:
             at += 1
         yield tuple(range(start, at))
+
+
+def common_grid(p: Placement, q: Placement) -> Placement | None:
+    """The coarsest grid of the same ranks of which both are blocks of neighbouring axes, or None where there is none.
+
+    >>> from .grid import placement
+    >>> data = placement("cuda:[0-7] as (data=8)")
+    >>> common_grid(data, data.folded("data", "expert", 4)).shape, common_grid(data, placement("cuda:[0-3]"))
+    ((2, 4), None)
+    """
+    ends = sorted({prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)})
+    if p.type != q.type or p.flat != q.flat or any(b % a for a, b in pairwise(ends)):
+        return None
+    shape = tuple(b // a for a, b in zip([1, *ends], ends, strict=False) if b > a)
+    return placement(p.type, p.flat).reshape(shape or (1,))
 
 
 def wires(cluster: Cluster, hosts: Hosts, type: str = "cpu") -> list[float]:

@@ -19,10 +19,10 @@ pieces that overlap. A `Window` says of a dim how another looks at it, and that 
 Their gradients lie so too, and then *add*: a row that two ranks saw has two addends.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -130,6 +130,11 @@ class State(NamedTuple):
         dims = [merged(factors, here, there) for factors in self.dims]
         known = [factors for factors in dims if factors is not None]
         return State(tuple(known)) if len(known) == len(dims) and not (self.partial or self.windows) else None
+
+    def refined(self, parts: Sequence[Factors]) -> "State":
+        """The same on a grid of the same ranks whose axes are `parts` of these."""
+        dims = tuple(tuple(chain.from_iterable(parts[f] if f >= 0 else (f,) for f in d)) for d in self.dims)
+        return State(dims, tuple(chain.from_iterable(parts[a] for a in self.partial)), self.reduction)
 
     @property
     def seen_over(self) -> tuple[int, ...]:

@@ -7,14 +7,13 @@ nothing to move.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, combinations, pairwise
+from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
 from ...placement import Cluster, Placement
 from ...placement.device import family
-from ...placement.grid import placement as make_placement
-from ...placement.links import Links, Price, blocks
+from ...placement.links import Links, Price, blocks, common_grid
 from ...sbp import Layout, State
 from ...sbp.state import overlap
 from .program import collective, transfer
@@ -78,7 +77,7 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
             return [step, *_way(middle, dst, cluster)]
         return [*_way(src, middle, cluster), step._replace(src=middle, dst=dst)]
     if p.flat == q.flat:
-        fine = _common_grid(p, q)
+        fine = common_grid(p, q)
         a, b = fine and _regrid(src, fine), fine and _regrid(dst, fine)
         if a and b:
             return _within(a, b.state, cluster)
@@ -168,22 +167,10 @@ def _cost(way: list[Move]) -> tuple[float, float, int]:
     return sum(m.price.time for m in way), sum(m.price.bytes for m in way), len(way)
 
 
-def _common_grid(p: Placement, q: Placement) -> Placement | None:
-    """The coarsest grid of which both are blocks of neighbouring axes, or None where their cuts do not nest."""
-    cuts = {prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)}
-    ends = sorted(cuts)
-    if any(b % a for a, b in pairwise(ends)):
-        return None
-    shape = [b // a for a, b in zip([1, *ends], ends, strict=False) if b > a]
-    return make_placement(p.type, p.flat).reshape(tuple(shape) or (1,))
-
-
 def _regrid(layout: Layout, fine: Placement) -> Layout | None:
     """The layout on a finer grid; None where cutting in steps gives other pieces than cutting at once."""
-    parts = list(blocks(layout.placement.shape, fine.shape))
-    dims = tuple(tuple(chain.from_iterable(parts[f] if f >= 0 else (f,) for f in d)) for d in layout.state.dims)
-    partial = tuple(chain.from_iterable(parts[a] for a in layout.state.partial))
-    found = Layout(fine, State(dims, partial, layout.state.reduction), layout.shape, layout.dtype)
+    state = layout.state.refined(list(blocks(layout.placement.shape, fine.shape)))
+    found = Layout(fine, state, layout.shape, layout.dtype)
     same = fine is layout.placement or all(found.spans(r) == layout.spans(r) for r in fine.flat)
     return found if same else None
 

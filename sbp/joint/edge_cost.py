@@ -21,12 +21,12 @@ import numpy.typing as npt
 import torch
 
 from ...placement import Cluster, Placement
-from ...placement.links import Links
+from ...placement.links import Links, common_grid
 from ...placement.structure import ByIdentity
 from ..logical import Logical
 from ..state import Lie, State
 from .demands import Demands, EncodedGrads, Rounds
-from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved
+from .move_cost import crossed, distinct, encoded_seconds, local_bytes, moved, regridded
 from .placements import Homes
 from .problem import Vector
 
@@ -111,6 +111,7 @@ class EdgeCosts:
     together: Mapping[Placement, float] = field(default_factory=dict)  # bytes of gradients that go at once
     known: dict[object, EdgeSeconds] = field(default_factory=dict)
     places: dict[object, Placement] = field(default_factory=dict)
+    grids: dict[tuple[Placement, Placement], Placement | None] = field(default_factory=dict)
 
     def alike(self, there: Placement) -> Placement:
         """The first placement on which everything costs what it costs there, such as that of another stage."""
@@ -121,9 +122,17 @@ class EdgeCosts:
         return self.places[there]
 
     def like(self, of: Carried) -> Carried:
-        """A tensor of one placement as it would be carried on the first like that."""
-        place = self.alike(of.here)
-        return of._replace(here=place, there=place) if of.here is of.there else of
+        """A tensor as it would be carried on the first placement like that, or between two grids of its ranks."""
+        here, there = self.alike(of.here), self.alike(of.there)
+        one, first = self.grid(of.here, of.there), self.grid(here, there)
+        alike = of.here is of.there or (one is not None and first is not None and self.alike(one) is self.alike(first))
+        return of._replace(here=here, there=there) if alike else of
+
+    def grid(self, here: Placement, there: Placement) -> Placement | None:
+        """The grid on which something goes from one to the other, if these are grids of the same ranks."""
+        if (here, there) not in self.grids:
+            self.grids[here, there] = common_grid(here, there)
+        return self.grids[here, there]
 
     @property
     def rounds(self) -> Rounds:
@@ -224,7 +233,21 @@ class EdgeCosts:
             across = self.cluster(of.here).between(of.here, of.there)
             ends = (here.without_latency, there.without_latency), (here, there)
             each = [crossed(src, dst, of.shape, itemsize, *links, across) for links in ends]
+            self._on_a_grid(each, src, dst, of, itemsize)
         return each[0], each[1]
+
+    def _on_a_grid(
+        self, each: Sequence[Vector], src: Sequence[State], dst: Sequence[State], of: Carried, itemsize: int
+    ) -> None:
+        """Put seconds in the place of those between two grids of the same ranks: of what both can say, a finer grid has
+        the same pieces, and nothing else moves."""
+        fine = self.grid(of.here, of.there)
+        if fine is None:
+            return
+        a, b = regridded(src, of.shape, of.here.shape, fine.shape), regridded(dst, of.shape, of.there.shape, fine.shape)
+        for found, links in zip(each, (self.links(fine).without_latency, self.links(fine)), strict=True):
+            if a and b:
+                found[np.ix_([*a], [*b])] = moved([*a.values()], [*b.values()], of.shape, itemsize, links)
 
 
 def _no_sums(axes: tuple[int, ...], duals: Sequence[State], homes: Sequence[State]) -> Vector:

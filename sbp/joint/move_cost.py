@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ...placement import Placement
-from ...placement.links import Links
+from ...placement.links import Links, blocks
 from ..layout import Layout
 from ..state import Factors, State, local_numel, overlap
 from .demands import EncodedWay
@@ -201,6 +201,28 @@ def _summed(adds: npt.NDArray[np.bool_], local: Vector, links: Links) -> Vector:
         at_once = links.seconds("all_reduce_once", over, local * (links.ranks(over) - 1))
         np.minimum(time, at_once, out=time, where=mask)
     return time
+
+
+def regridded(
+    states: Sequence[State], shape: tuple[int, ...], coarse: tuple[int, ...], fine: tuple[int, ...]
+) -> dict[int, State]:
+    """The states, by their numbers, as a finer grid of the same ranks has them; those are left out whose pieces are
+    others where a dim is cut in steps.
+
+    >>> regridded([State(((0,), ())), State(((), (0,)))], (8, 6), (4,), (2, 2))
+    {0: State(dims=((0, 1), ()), partial=(), reduction='sum', windows=())}
+    """
+    parts = list(blocks(coarse, fine))
+    found = {}
+    for number, state in enumerate(states):
+        even = all(
+            n % prod(-f if f < 0 else coarse[f] for f in factors) == 0
+            for n, factors in zip(shape, state.dims, strict=True)
+            if any(f >= 0 and len(parts[f]) > 1 for f in factors)
+        )
+        if even and not state.windows:
+            found[number] = state.refined(parts)
+    return found
 
 
 def crossed(
