@@ -29,7 +29,7 @@ SAMPLES = 256  # of such a plan, unless so many micro-batches take more: degrees
 
 
 class LayerKind(NamedTuple):
-    """What figures of layers are of: ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of
+    """The kind of layers that figures are of: ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of
     `data`, `expert` and `context`, and what is on the host."""
 
     tensor: int
