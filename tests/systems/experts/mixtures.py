@@ -13,8 +13,10 @@ EXPERTS, WIDTH, TOKENS = 8, 16, 12
 PLAN = """
 grid (data=4, expert=4 folds data)
 input x <- data=S(0)
+layers.* <- data=S(0)
 layers.*.experts.*: expert=S(0)
 layers.*.experts <- expert=S(0)
+layers.*.experts -> expert=S(1)
 """
 
 
