@@ -29,8 +29,8 @@ SAMPLES = 256  # of such a plan, unless so many micro-batches take more: degrees
 
 
 class LayerKind(NamedTuple):
-    """The kind of layers that figures are of: ranks of `tensor`, samples of a micro-batch, how all blocks run again, ranks of
-    `data`, `expert` and `context`, and what is on the host."""
+    """The kind of layers that figures are of: ranks of `tensor`, samples of a micro-batch, how all blocks run again,
+    ranks of `data`, `expert` and `context`, and what is on the host."""
 
     tensor: int
     samples: int
