@@ -144,13 +144,14 @@ def blocks(coarse: Sequence[int], fine: Sequence[int]) -> Iterator[tuple[int, ..
 def common_grid(p: Placement, q: Placement) -> Placement | None:
     """The coarsest grid of the same ranks of which both are blocks of neighbouring axes, or None where there is none.
 
-    >>> from .grid import placement
     >>> data = placement("cuda:[0-7] as (data=8)")
     >>> common_grid(data, data.folded("data", "expert", 4)).shape, common_grid(data, placement("cuda:[0-3]"))
     ((2, 4), None)
     """
+    if p.type != q.type or p.flat != q.flat:
+        return None
     ends = sorted({prod(r.shape[: a + 1]) for r in (p, q) for a in range(r.ndim)})
-    if p.type != q.type or p.flat != q.flat or any(b % a for a, b in pairwise(ends)):
+    if any(b % a for a, b in pairwise(ends)):
         return None
     shape = tuple(b // a for a, b in zip([1, *ends], ends, strict=False) if b > a)
     return placement(p.type, p.flat).reshape(shape or (1,))

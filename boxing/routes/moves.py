@@ -76,11 +76,10 @@ def _way(src: Layout, dst: Layout, cluster: Cluster) -> list[Move]:
         if there is src:
             return [step, *_way(middle, dst, cluster)]
         return [*_way(src, middle, cluster), step._replace(src=middle, dst=dst)]
-    if p.flat == q.flat:
-        fine = common_grid(p, q)
-        a, b = fine and _regrid(src, fine), fine and _regrid(dst, fine)
-        if a and b:
-            return _within(a, b.state, cluster)
+    fine = common_grid(p, q)
+    a, b = fine and _regrid(src, fine), fine and _regrid(dst, fine)
+    if a and b:
+        return _within(a, b.state, cluster)
     return _between(src, dst, cluster)
 
 

@@ -124,9 +124,11 @@ class EdgeCosts:
     def like(self, of: Carried) -> Carried:
         """A tensor as it would be carried on the first placement like that, or between two grids of its ranks."""
         here, there = self.alike(of.here), self.alike(of.there)
-        one, first = self.grid(of.here, of.there), self.grid(here, there)
-        alike = of.here is of.there or (one is not None and first is not None and self.alike(one) is self.alike(first))
-        return of._replace(here=here, there=there) if alike else of
+        if of.here is not of.there:
+            one, first = self.grid(of.here, of.there), self.grid(here, there)
+            if one is None or first is None or self.alike(one) is not self.alike(first):
+                return of
+        return of._replace(here=here, there=there)
 
     def grid(self, here: Placement, there: Placement) -> Placement | None:
         """The grid on which something goes from one to the other, if these are grids of the same ranks."""

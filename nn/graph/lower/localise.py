@@ -233,8 +233,11 @@ def _bound(
     if op.round:
         args, kwargs = mapped((args, kwargs), Indices, lambda of: of.of(piece.spans(of.slot, of.dim)))
     if way is None:
-        where = there(piece.outputs[0].placement, piece.rank)
-        return partial(_factory, op.op, piece, where), args, kwargs
+        kwargs = placed(op.op, kwargs, there(piece.outputs[0].placement, piece.rank))
+        if "filled" in traits(Call(op.op, args, kwargs, ()).name) and not any(of.state.partial for of in piece.outputs):
+            function, mine = of_a_piece(op.op).rewrite(piece, *args, **kwargs)
+            return function, tuple(mine), {}
+        return partial(_factory, op.op, piece), args, kwargs
     args, kwargs = mapped((args, kwargs), torch.device, lambda named: _own(named, piece))
     if way.local is None:
         # A piece that was moved lies row by row, of which another view may be a copy.
@@ -259,12 +262,9 @@ def _own(named: torch.device, piece: Piece) -> torch.device:
 _VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 
 
-def _factory(op: Any, piece: Piece, where: torch.device, *args: Any, **kwargs: Any) -> Any:
-    """A rank's part of what an op makes of nothing; what has one value everywhere is made as a part."""
-    if "filled" in traits(Call(op, args, kwargs, ()).name):
-        function, mine = of_a_piece(op).rewrite(piece, *args, **placed(op, kwargs, where))
-        return [function(*mine)]
-    wholes = tensors_in(op(*args, **placed(op, kwargs, where)))
+def _factory(op: Any, piece: Piece, *args: Any, **kwargs: Any) -> Any:
+    """A rank's part of what an op makes of nothing."""
+    wholes = tensors_in(op(*args, **kwargs))
     return [part(whole, of, piece.rank) for whole, of in zip(wholes, piece.outputs, strict=True)]
 
 

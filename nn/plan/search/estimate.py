@@ -3,6 +3,7 @@
 An estimate only sets the order in which choices are planned in full.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -64,7 +65,7 @@ class Estimates:
     def __init__(self, short: ShortModels, gaps: float) -> None:
         self.short, self.gaps = short, gaps
         self.links = links_over_data(short.space.kind)
-        self.told: dict[tuple[bool, bool], PlanTold] = {}
+        self.told: defaultdict[tuple[bool, bool], PlanTold] = defaultdict(PlanTold)
 
     @staticmethod
     def kin(at: Degrees) -> tuple[bool, bool]:
@@ -72,7 +73,7 @@ class Estimates:
 
     def tell(self, at: Degrees, more: PlanTold) -> None:
         """Correct all of a choice's kin once more."""
-        known = self.told.get(self.kin(at), PlanTold())
+        known = self.told[self.kin(at)]
         both = known.slower * more.slower, known.heavier * more.heavier, known.sure or more.sure
         self.told[self.kin(at)] = PlanTold(*both)
 
@@ -82,13 +83,13 @@ class Estimates:
         if figures is None:
             return None
         known = estimate(figures, self.short.space.count, at, self.links(at), self.gaps)
-        return self.told.get(self.kin(at), PlanTold()).of(known)
+        return self.told[self.kin(at)].of(known)
 
     def memory(self, at: Degrees) -> float:
         """That of the estimate alone, for which nothing is simulated."""
         stages = self._stages(at)
         known = _memory(at, stages, _of_devices(stages, at), self.gaps)
-        return known * self.told.get(self.kin(at), PlanTold()).heavier
+        return known * self.told[self.kin(at)].heavier
 
     def resting(self, at: Degrees) -> float:
         """Bytes of the fullest device that are there for a whole step, whatever runs again."""
@@ -189,7 +190,7 @@ def _of_devices(stages: Sequence[LayerFigures], at: Degrees) -> list[LayerFigure
     schedule, shape = published(at.by.schedule), Shape(at.pipe, at.micro_batches, at.by.chunks)
     found: list[LayerFigures | None] = [None] * at.pipe
     for chunk, stage in enumerate(stages):
-        device = schedule.device(shape, chunk) if at.pipe > 1 else 0
+        device = schedule.device(shape, chunk)
         before = found[device]
         found[device] = stage if before is None else before + stage
     return [one for one in found if one is not None]

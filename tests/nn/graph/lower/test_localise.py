@@ -84,6 +84,7 @@ def test_ranks_make_their_pieces_of_what_a_constant_fills(how: str, samples: int
         local.makes[0].shape[:1]
         for run in runs
         for local in localiser.segment(run, 0).calls
-        if any(word in str(local.function) for word in ("new_", "_factory")) and local.makes[0].shape
+        if any(word in str(local.function) for word in ("aten.new_", "aten.zeros", "aten.empty"))
+        and local.makes[0].shape
     ]
     assert filled == [(-(-samples // 4),)]

@@ -347,10 +347,16 @@ class Mixture(Block):
         return found
 
 
-def test_experts_may_be_shared_by_ranks_of_data() -> None:
-    model, tokens = made(4)
+def mixtures(samples: int = 16) -> tuple[Net, Tensor]:
+    """A model of four of these, and its words."""
+    model, tokens = made(4, samples)
     with torch.device("meta"):
         model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    return model, tokens
+
+
+def test_experts_may_be_shared_by_ranks_of_data() -> None:
+    model, tokens = mixtures()
     at = Degrees(1, 8, 1, 2, expert=8)
     with priced_by("h100x8*1"):
         seeking = searching(f"{ALL}, expert", model, tokens)
@@ -370,9 +376,7 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
 
 def test_experts_on_every_rank_are_estimated_with_the_tokens_that_ranks_of_data_sort_together() -> None:
     """Beyond a node they are shared, where they can be."""
-    model, tokens = made(4, 64)
-    with torch.device("meta"):
-        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    model, tokens = mixtures(64)
     at = Degrees(1, 8, 1, 2)
     with priced_by("h100x8*2"):
         space = space_of(flow.Plan.read(f"{ALL}, expert"), model, 64, "cuda", 16, 8)
@@ -384,9 +388,7 @@ def test_experts_on_every_rank_are_estimated_with_the_tokens_that_ranks_of_data_
 
 
 def test_states_of_few_experts_are_cut_along_another_dim_where_data_has_more_ranks() -> None:
-    model, tokens = made(4, 32)
-    with torch.device("meta"):
-        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    model, tokens = mixtures(32)
     line = "states **.experts.*: expert=S(0), data=S(1)"
     with priced_by("h100x8*2"):
         space = space_of(flow.Plan.read(f"{ALL}, expert"), model, 32, "cuda", 16, 8)
@@ -415,9 +417,7 @@ def test_what_cannot_fit_is_not_looked_at_with_blocks_that_run_again() -> None:
 
 
 def test_more_samples_are_looked_at_only_of_what_was_good_with_fewer() -> None:
-    model, tokens = made(4, 64)
-    with torch.device("meta"):
-        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    model, tokens = mixtures(64)
     shared, other = Degrees(1, 8, 1, 8, expert=8), Degrees(1, 8, 1, 8)
     with priced_by("h100x8*1"):
         seeking = searching(f"{ALL}, expert", model, tokens)
@@ -444,9 +444,7 @@ def test_clocks_are_looked_for_in_the_first_capture_of_a_search(monkeypatch: pyt
 
 
 def test_experts_are_cut_by_tensor_beside_an_axis_of_their_own() -> None:
-    model, tokens = made(4, 64)
-    with torch.device("meta"):
-        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    model, tokens = mixtures(64)
     at = Degrees(1, 4, 2, 1, expert=4)
     with priced_by("h100x8*1"):
         seeking = searching(f"{ALL}, expert", model, tokens)
@@ -581,9 +579,7 @@ def test_more_ranks_never_take_longer_for_the_same_batch() -> None:
 
 def test_choices_that_share_experts_are_as_much_slower_as_one_of_them_was() -> None:
     """Those in stages as another in stages; what shares none stays, and so does what is quicker than was estimated."""
-    model, tokens = made(4)
-    with torch.device("meta"):
-        model.layers = nn.ModuleList(Mixture() for _ in range(4))
+    model, tokens = mixtures()
     shared, other = Degrees(1, 8, 1, 2, expert=8), Degrees(1, 8, 1, 2)
     with priced_by("h100x8*1"):
         seeking = searching(f"{ALL}, expert", model, tokens)
