@@ -31,14 +31,19 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="also run the exhaustive grids (marker `sweep`)")
+    parser.addoption("--tables", action="store_true", help="also run what the sweep leaves out (marker `table`)")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in beyond_the_sample(items):
-        item.add_marker(pytest.mark.sweep)
+    for item, marker in beyond_the_sample(items):
+        item.add_marker(marker)
     items.sort(key=lambda item: item.path.name not in LONG)
-    asked = {"sweep": config.getoption("--sweep"), "hosts": "hosts" in (config.getoption("-m") or "")}
+    asked = {
+        "sweep": config.getoption("--sweep"),
+        "table": config.getoption("--tables"),
+        "hosts": "hosts" in (config.getoption("-m") or ""),
+    }
     for marker in (marker for marker, wanted in asked.items() if not wanted):
         if others := [item for item in items if item.get_closest_marker(marker)]:
             config.hook.pytest_deselected(items=others)
@@ -51,8 +56,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Cases of tests marked `sampled(n)` that only the sweep runs; the others are drawn by the test's name alone."""
+def beyond_the_sample(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.MarkDecorator]]:
+    """Cases of tests marked `sampled(n)` that only the sweep runs, or `make tables` where the sweep runs so many too;
+    the others are drawn by the test's name alone."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("sweep"):
@@ -60,8 +66,11 @@ def beyond_the_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     for name, each in cases.items():
         marker = each[0].get_closest_marker("sampled")
         assert marker is not None
-        runs = covering([values(item) for item in each], *marker.args, seed=name)
-        yield from (item for at, item in enumerate(each) if at not in runs)
+        (few,), more = marker.args, marker.kwargs.get("sweep")
+        drawn = covering([values(item) for item in each], more or few, seed=name)
+        for at, item in enumerate(each):
+            if at not in drawn[:few]:
+                yield item, pytest.mark.table if more and at not in drawn else pytest.mark.sweep
 
 
 def values(item: pytest.Item) -> set[tuple[str, int]]:

@@ -1,12 +1,16 @@
 """A sample of a test's cases: marked where the test stands, the same everywhere, no value of a parameter missing."""
 
 import ast
+from collections import Counter
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.conftest import covering
+from tests import conftest
+from tests.conftest import beyond_the_sample, covering
 
 TESTS = Path(__file__).parent
 
@@ -22,6 +26,24 @@ def test_a_sample_has_every_value_of_each_parameter_where_it_is_large_enough(see
 
 def test_a_sample_of_more_than_there_are_is_all() -> None:
     assert sorted(covering([{"a"}, {"b"}], 5, seed="")) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "left"),
+    [(pytest.mark.sampled(2), {"sweep": 10}), (pytest.mark.sampled(2, sweep=5), {"sweep": 3, "table": 7})],
+)
+def test_every_case_runs_somewhere(
+    sampled: pytest.MarkDecorator, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marked(name: str) -> pytest.Mark | None:
+        return sampled.mark if name == "sampled" else None
+
+    items: list[Any] = [SimpleNamespace(nodeid=f"a_test[{at}]", get_closest_marker=marked) for at in range(12)]
+    monkeypatch.setattr(conftest, "values", lambda item: {item.nodeid})
+    found = {item.nodeid: marker.name for item, marker in beyond_the_sample(items)}
+    assert Counter(found.values()) == left
+    always = covering([{item.nodeid} for item in items], 2, seed="a_test")
+    assert found.keys().isdisjoint(items[at].nodeid for at in always)
 
 
 def test_refusals_are_never_sampled_away() -> None:

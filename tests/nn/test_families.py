@@ -36,7 +36,7 @@ def test_rows_that_are_kept_stay_as_they_are() -> None:
     assert rows_of(known(PAGE), FAMILIES, WAYS) in PAGE.read_text()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, sweep=len(FAMILIES))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_trains_as_the_page_says(name: str, way: str) -> None:

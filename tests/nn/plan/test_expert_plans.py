@@ -13,7 +13,7 @@ def test_the_page_has_every_mixture_and_plan() -> None:
     assert all(f"\n{plan}\n" in PAGE.read_text() for plan in PLANS.values())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, sweep=len(MIXTURES))
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_trains_under_a_plan_as_the_page_says(name: str, plan: str) -> None:

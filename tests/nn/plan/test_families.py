@@ -18,7 +18,7 @@ def test_the_page_has_every_family_and_plan() -> None:
     assert all(f"\n{column.plan}\n" in PAGE.read_text() for column in COLUMNS.values())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, sweep=len(PLANNED))
 @pytest.mark.parametrize("plan", COLUMNS)
 @pytest.mark.parametrize("name", PLANNED)
 def test_a_family_trains_under_a_plan_as_the_page_says(name: str, plan: str) -> None:
