@@ -43,23 +43,27 @@ def moved(src: Sequence[State], dst: Sequence[State], shape: tuple[int, ...], it
     ndim = len(links.sizes)
     codes = _codes(src, ndim)[:, None], _codes(dst, ndim)[None, :]
     time = _seconds(*codes, local, links)
-    uneven = [np.array([_other_in_steps(state, shape, links) for state in states]) for states in (src, dst)]
-    if any(map(np.any, uneven)):  # routes do not go in steps there
-        time = np.where(uneven[0][:, None] | uneven[1], _seconds(*codes, local, links._replace(fine=None)), time)
+    if links.fine is not None:
+        even = [
+            np.array([_evenly_stepped(state, shape, links.sizes, links.parts) for state in states])
+            for states in (src, dst)
+        ]
+        if not all(map(np.all, even)):  # routes do not go in steps there
+            time = np.where(even[0][:, None] & even[1], time, _seconds(*codes, local, links._replace(fine=None)))
     rows, columns = ([k for k, state in enumerate(states) if state.windows] for states in (src, dst))
     for i, j in {*product(rows, range(len(dst))), *product(range(len(src)), columns)}:
         time[i, j] += seen_seconds(src[i], dst[j], shape, itemsize, links)
     return time
 
 
-def _other_in_steps(state: State, shape: tuple[int, ...], links: Links) -> bool:
-    """Whether an axis that crosses hosts cuts a dim into other pieces than its steps would: those with remainders."""
-    if links.fine is None:
-        return False
-    return any(
-        shape[dim] % prod(links.sizes[f] for f in factors if f >= 0)
-        for dim, factors in enumerate(state.dims)
-        if any(f >= 0 and len(links.parts[f]) > 1 for f in factors)
+def _evenly_stepped(
+    state: State, shape: tuple[int, ...], sizes: tuple[int, ...], parts: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether axes of several parts cut dims into the pieces that steps would: those without remainders."""
+    return all(
+        n % prod(-f if f < 0 else sizes[f] for f in factors) == 0
+        for n, factors in zip(shape, state.dims, strict=True)
+        if any(f >= 0 and len(parts[f]) > 1 for f in factors)
     )
 
 
@@ -213,16 +217,11 @@ def regridded(
     {0: State(dims=((0, 1), ()), partial=(), reduction='sum', windows=())}
     """
     parts = list(blocks(coarse, fine))
-    found = {}
-    for number, state in enumerate(states):
-        even = all(
-            n % prod(-f if f < 0 else coarse[f] for f in factors) == 0
-            for n, factors in zip(shape, state.dims, strict=True)
-            if any(f >= 0 and len(parts[f]) > 1 for f in factors)
-        )
-        if even and not state.windows:
-            found[number] = state.refined(parts)
-    return found
+    return {
+        number: state.refined(parts)
+        for number, state in enumerate(states)
+        if not state.windows and _evenly_stepped(state, shape, coarse, parts)
+    }
 
 
 def crossed(
