@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item, marker in beyond_the_sample(items):
-        item.add_marker(marker)
+    for item, left in beyond_the_sample(items):
+        item.add_marker(left)
     items.sort(key=lambda item: item.path.name not in LONG)
     asked = {
         "sweep": config.getoption("--sweep"),

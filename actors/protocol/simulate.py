@@ -57,21 +57,19 @@ class Ran:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The outcome of a simulation. `peak` is by register the most slots that were in use at once, `ends` are those of
-    the other runs that were asked for. Else `sources` has for each firing the registers that it took something of, and
-    the numbers of the firings that filled that; what lay there at the start is of none."""
+    """The outcome of a simulation. `end` is when its last firing ended, also where none was recorded. `peak` is by
+    register the most slots that were in use at once, `ends` are those of the other runs that were asked for. Else
+    `sources` has for each firing the registers that it took something of, and the numbers of the firings that filled
+    that; what lay there at the start is of none."""
 
     network: Network
     firings: tuple[Ran, ...]
+    end: float
     peak: dict[str, int]
     finished: bool
     desk: Desk = field(repr=False)
     sources: tuple[SlotMakers, ...] = field(default=(), repr=False)
     ends: Seconds | None = field(default=None, repr=False)
-
-    @property
-    def end(self) -> float:
-        return max((ran.end for ran in self.firings), default=0.0)
 
     def of(self, queue: str) -> tuple[Ran, ...]:
         """The firings of a queue, in order."""
@@ -197,6 +195,7 @@ class _Clock:
             for edges, actor in zip(wiring.producer, network.actors, strict=True)
         ]
         self.peak = {r.name: r.initial for r in network.registers}
+        self.last = 0.0
 
     def _edges(self, at: int) -> list[_Edge]:
         wired, network = self.wiring.actors[at], self.wiring.network
@@ -226,7 +225,8 @@ class _Clock:
                     self.post(*self.unsent.pop(), now)
             self.begin(now)
         ends = None if self.others is None else self.others.last
-        return Simulation(network, tuple(self.ran), self.peak, self.desk.ended, self.desk, tuple(self.sources), ends)
+        sources = tuple(self.sources)
+        return Simulation(network, tuple(self.ran), self.last, self.peak, self.desk.ended, self.desk, sources, ends)
 
     def begin(self, now: float) -> None:
         """Start what can start."""
@@ -256,6 +256,7 @@ class _Clock:
                 for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):
                     if edge.high - credits > self.peak[edge.register]:
                         self.peak[edge.register] = edge.high - credits
+                self.last = max(self.last, now + long)
                 heappush(self.heap, (now + long, next(self.order), at, None, ()))
 
     def _sources(self, at: int, firing: Firing) -> SlotMakers:

@@ -30,15 +30,15 @@ from .model_work import model_work
 from .op_candidates import candidates_of
 from .task_schedules import by_the_clock, chunk_values, straight_schedule, straight_values, task_schedules
 
-__all__ = ["explained", "parts_of", "walked"]
+__all__ = ["explained", "parts_of", "walked", "with_idle"]
 
 
 _idle: "WeakKeyDictionary[Step, Sequence[str]]" = WeakKeyDictionary()  # a line on each axis that does nothing
 
 
 def explained(step: Step, idle: bool = True) -> Report:
-    """The plan of a step and its reasons; in micro-batches, ops and moves are those of one. Of axes that do nothing,
-    `idle` looks what they could do, which takes as long as to plan the step."""
+    """The plan of a step and its reasons; in micro-batches, ops and moves are those of one. Unless `idle` is false it
+    says what axes that do nothing could do."""
     with step.graph.priced():
         plan, live = step.plan, step.memory()
         made = _report(step, live)
@@ -49,11 +49,15 @@ def explained(step: Step, idle: bool = True) -> Report:
             made = replace(made, recorded=getattr(step.runner, "said", "recorded from the third call on"))
         if plan.pieces and plan.pieces.late:
             made = replace(made, late=(plan.pieces.late.said,))
-        if not idle:
-            return made
-        if step not in _idle:
-            _idle[step] = tuple(said_of_idle(plan, made.predicted or 0.0))
-        return replace(made, idle=_idle[step])
+        return with_idle(made, step) if idle else made
+
+
+def with_idle(report: Report, step: Step) -> Report:
+    """The report of a step, with what axes that do nothing could do: to look takes as long as to plan the step."""
+    if step not in _idle:
+        with step.graph.priced():
+            _idle[step] = tuple(said_of_idle(step.plan, report.predicted or 0.0))
+    return replace(report, idle=_idle[step])
 
 
 def walked(step: Step, memory: MemoryReport | None) -> Walked:

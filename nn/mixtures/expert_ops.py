@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ...placement.errors import SbpError, ShapeError
 from ...sbp.recurrent import apart, differentiable
-from ...sbp.state import nth_part
 from .expert_code import ACTS, code_named
 
 __all__ = ["experts", "experts_part", "for_ranks", "from_ranks", "kept_rows", "stacked_experts", "through_own"]
@@ -195,8 +194,13 @@ def _stacked_experts(x: Tensor, stacks: Sequence[Tensor], shared: Sequence[Tenso
 
 def _goes(chosen: Tensor, count: int, ranks: int) -> Tensor:
     """Whether a token chose an expert of a rank, [ranks, tokens, 1]; so many ranks share so many experts."""
-    theirs = [nth_part(0, count, rank, ranks) for rank in range(ranks)]  # as S(0) cuts their weights
-    return torch.stack([((chosen >= first) & (chosen < end)).any(-1) for first, end in theirs])[..., None]
+    each, more = divmod(count, ranks)  # as S(0) cuts their weights: the first ranks have one more
+    longer = more * (each + 1)
+    owner = more + (chosen - longer) // each if each else torch.full_like(chosen, -1)
+    if more:
+        owner = torch.where(chosen < longer, chosen // (each + 1), owner)
+    every = torch.arange(ranks, device=chosen.device)[:, None, None]
+    return (owner == every).any(-1, keepdim=True)
 
 
 def _for_ranks(x: Tensor, chosen: Tensor, count: int, ranks: int) -> Tensor:

@@ -85,7 +85,7 @@ class StageWork:
         if self.schedule.linear:
             stages = list(dict.fromkeys(self.placements))
             network = on_devices(network, [stages.index(place) for place in self.placements])
-        run = simulate(network)
+        run = simulate(network, record=False)
         return run.end + self._update(ends) if run.finished else self.quick(ends)
 
     def best(self, near: Sequence[int], held: Sequence[int] = ()) -> list[int]:

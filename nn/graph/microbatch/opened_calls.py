@@ -43,9 +43,7 @@ class OpenedCalls:
         args, kwargs = in_line(op)
         if way.local is None:
             return self._opened(op.op, args, kwargs, op)
-        laid = tuple((of.shape, of.dtype) for of in (*piece.inputs, *piece.outputs))
-        mine = tuple(looks(self.mine[n]) for n in op.inputs)
-        key = way, op.op, piece.rank, laid, mine, frozen((args, kwargs))
+        key = self.key(op, way, piece)
         if key not in self.local:
             function: Callable[..., Any] = partial(way.local, piece)
             if isinstance(way.local, Rewritten):
@@ -55,6 +53,11 @@ class OpenedCalls:
         made, looked = self.local[key]
         piece.looked.update(looked)
         return made
+
+    def key(self, op: LogicalOp, way: Way, piece: SeenPiece) -> Hashable:
+        """All that the calls of a local function depend on: equal for equal layers."""
+        laid = tuple((of.shape, of.dtype) for of in (*piece.inputs, *piece.outputs))
+        return way, op.op, piece.rank, laid, tuple(looks(self.mine[n]) for n in op.inputs), frozen(in_line(op))
 
     def _opened(self, function: Callable[..., Any], args: Any, kwargs: Any, op: LogicalOp) -> Logical:
         inputs = [self.mine[n] for n in op.inputs]

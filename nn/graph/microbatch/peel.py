@@ -325,9 +325,8 @@ class _Peeled:
         self.same.update({n: self.nothing(n) for n in whole.ends if self.made.owner.get(n, self.k) != self.k})
         logical = replace(replace(whole, ops=()).map(self.same), ops=tuple(self.ops)).pruned()
         used = logical.ends | {n for op in logical.ops for n in op.inputs}
-        self.placed = [
-            each for each in self.placed if not used.isdisjoint(self.same.get(n, n) for n in each[0].numbers)
-        ]
+        placed = (each for each in self.placed if not used.isdisjoint(self.same.get(n, n) for n in each[0].numbers))
+        self.placed = [*{self.calls.key(*each[:3]): each for each in placed}.values()]  # equal ones once
         names, counts = dict[int, str](), dict.fromkeys(["known", "share", "past"], 0)
         for n, what in self.new.items():
             if isinstance(what, BatchDraw):

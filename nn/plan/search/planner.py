@@ -22,7 +22,7 @@ from ....placement.errors import SbpError
 from ....placement.hardware import GAPS, Device
 from ....placement.world import world
 from ....sbp import Layout
-from ...explanations.step_report import explained
+from ...explanations.step_report import with_idle
 from ...graph.capture.surroundings.garbage import uncollected
 from ..answer import answer
 from ..check import Checked, Loss, device_of, priced_by, room, samples_of, words_a_sample
@@ -110,7 +110,7 @@ def find_plan(
         best, tried, limit = trying.best, trying.tried, within.limit
         if best is None or best.step is None or best.checked is None:
             raise nothing_fits(tried, limit)
-        checked = replace(best.checked, report=explained(best.step))
+        checked = replace(best.checked, report=with_idle(best.checked.report, best.step))
         prediction = predicted(best.step, checked, batch, grids_of(best.of.plan, ranks, model).whole.size)
         text = answer(best.step, trying.meaning(best.of.plan), checked.report)
     most = within.alive(checked.stays)

@@ -132,6 +132,7 @@ def test_the_end_of_one_reaches_a_thousand_at_once() -> None:
 def test_a_run_without_records_is_the_same_run(seed: int) -> None:
     first, second = simulate(feasible(seed)), simulate(feasible(seed), record=False)
     assert (first.peak, first.desk.states, second.firings) == (second.peak, second.desk.states, ())
+    assert second.end == first.end == max(ran.end for ran in first.firings)
 
 
 def test_a_firing_costs_the_same_few_calls_however_many_there_are() -> None:
