@@ -1,14 +1,17 @@
 """Dropless experts: tokens go to the ranks of the experts that they chose, and all is as on one device."""
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sbpflow as flow
 from sbpflow import S
+from sbpflow.sbp.state import nth_part
 from tests.ranks import Ranks
 
 F64, WIDTH, INNER, RANKS = torch.float64, 16, 12, 4
@@ -236,3 +239,36 @@ def test_the_rule_of_a_layer_of_experts_holds_and_lacks_nothing(gated: bool) -> 
     given = torch.randn(6, 3, dtype=F64), torch.randint(5, (6, 2)), torch.rand(6, 2, dtype=F64)
     found = flow.check_rule("sbpflow::experts", *given, up, down, "silu")
     assert str(found) == "every listed signature holds, and no other"
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8], ids=str)
+def test_a_token_goes_to_those_ranks_that_have_an_expert_it_chose(dtype: torch.dtype) -> None:
+    """Also where some ranks have one more, or none; a number that is no expert's goes nowhere."""
+    for count, ranks in product(range(8), range(1, 11)):
+        numbers = torch.arange(-2, count + 3, dtype=dtype)
+        chosen = torch.stack([numbers, numbers.flip(0)], 1)
+        gone = torch.ops.sbpflow.for_ranks(torch.ones(len(chosen), 1), chosen, count, ranks)[..., 0]
+        parts = [range(*nth_part(0, count, rank, ranks)) for rank in range(ranks)]
+        assert gone.tolist() == [[float(a in mine or b in mine) for a, b in chosen.tolist()] for mine in parts]
+
+
+def test_where_tokens_go_is_asked_by_as_many_kernels_however_many_ranks_there_are() -> None:
+    x, chosen = torch.ones(6, 1), torch.zeros(6, 2, dtype=torch.long)
+
+    def kernels(ranks: int) -> int:
+        seen = Kernels()  # type: ignore[no-untyped-call]
+        with seen:
+            torch.ops.sbpflow.for_ranks(x, chosen, 64, ranks)
+        return seen.many
+
+    assert kernels(2) == kernels(64)
+
+
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How many kernels run inside."""
+
+    many = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.many += 1
+        return op(*args, **(kwargs or {}))

@@ -1,5 +1,6 @@
 """The step of one micro-batch: run piece by piece, a step is what it is on one device."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sbpflow as flow
+from sbpflow.nn.graph.microbatch.peel import _Peeled
 from sbpflow.placement.errors import SbpError
 
 from ..pipes import ALONE2, F64, of, often, staged, text, trains, words_loss
@@ -171,3 +173,30 @@ def test_random_numbers_are_drawn_by_the_piece() -> None:
 
 def test_a_pipeline_of_pieces_of_several_programs() -> None:
     trains(staged(Weighted(), ALONE2), lambda m, x, y: m(x)[1:6:2].sum() + m(x).square().mean(), labelled)
+
+
+class Halved(nn.Module):
+    """A layer that takes its samples apart and puts them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return torch.cat([y.view(8, 2, 2)[:, :1], x.view(8, 2, 2)[:, 1:]], 1).flatten(1)
+
+
+def test_equal_layers_are_compared_once_for_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, alike = Counter[int](), _Peeled.alike
+
+    def counted(*given: Any) -> bool:
+        compared[many] += 1
+        return alike(*given)
+
+    monkeypatch.setattr(_Peeled, "alike", counted)
+    for many in (2, 6):
+        model = nn.Sequential(*(Halved() for _ in range(many)))
+        step = flow.compile(model, lambda m, x: m(x).square().mean(), plan="grid (data=1)\n4 micro-batches")
+        step(torch.ones(8, 4))
+    assert 0 < compared[2] == compared[6]
