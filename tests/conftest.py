@@ -31,7 +31,7 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="also run the exhaustive grids (marker `sweep`)")
-    parser.addoption("--tables", action="store_true", help="also run what the sweep leaves out (marker `table`)")
+    parser.addoption("--rest", action="store_true", help="also run what the sweep leaves out (marker `rest`)")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.name not in LONG)
     asked = {
         "sweep": config.getoption("--sweep"),
-        "table": config.getoption("--tables"),
+        "rest": config.getoption("--rest"),
         "hosts": "hosts" in (config.getoption("-m") or ""),
     }
     for marker in (marker for marker, wanted in asked.items() if not wanted):
@@ -57,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 
 def beyond_the_sample(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.MarkDecorator]]:
-    """Cases of tests marked `sampled(n)` that only the sweep runs, or `make tables` where the sweep runs so many too;
+    """Cases of tests marked `sampled(n)` that only the sweep runs, or `make rest` where the sweep runs so many too;
     the others are drawn by the test's name alone."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -70,13 +70,13 @@ def beyond_the_sample(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, p
         drawn = covering([values(item) for item in each], more or few, seed=name)
         for at, item in enumerate(each):
             if at not in drawn[:few]:
-                yield item, pytest.mark.table if more and at not in drawn else pytest.mark.sweep
+                yield item, pytest.mark.rest if more and at not in drawn else pytest.mark.sweep
 
 
 def values(item: pytest.Item) -> set[tuple[str, int]]:
-    """By parameter which of its values this case has."""
+    """By parameter which of its values this case has: other cases have the same objects."""
     assert isinstance(item, pytest.Function)
-    return {*item.callspec.indices.items()}
+    return {(name, id(value)) for name, value in item.callspec.params.items()}
 
 
 def covering(cases: Sequence[AbstractSet[object]], count: int, *, seed: str) -> list[int]:

@@ -41,7 +41,7 @@ def ran(command: list[str], more: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.sweep
+@pytest.mark.sampled(0, sweep=len(ALL))
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("what", ALL, ids=lambda what: what[0])
 def test_on_a_played_card(what: tuple[str, ...], seed: int) -> None:

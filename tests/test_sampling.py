@@ -30,7 +30,7 @@ def test_a_sample_of_more_than_there_are_is_all() -> None:
 
 @pytest.mark.parametrize(
     ("sampled", "left"),
-    [(pytest.mark.sampled(2), {"sweep": 10}), (pytest.mark.sampled(2, sweep=5), {"sweep": 3, "table": 7})],
+    [(pytest.mark.sampled(2), {"sweep": 10}), (pytest.mark.sampled(2, sweep=5), {"sweep": 3, "rest": 7})],
 )
 def test_every_case_runs_somewhere(
     sampled: pytest.MarkDecorator, left: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -44,6 +44,15 @@ def test_every_case_runs_somewhere(
     assert Counter(found.values()) == left
     always = covering([{item.nodeid} for item in items], 2, seed="a_test")
     assert found.keys().isdisjoint(items[at].nodeid for at in always)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (3, 4), (5, 6)], ids=str)
+@pytest.mark.parametrize("way", ["one", "other"])
+def test_a_value_of_a_parameter_is_the_same_in_all_cases(way: str, size: tuple[int, int], request: Any) -> None:
+    name = request.node.nodeid.partition("[")[0]
+    mine = [item for item in request.session.items if item.nodeid.partition("[")[0] == name]
+    given = {(key, value) for item in mine for key, value in item.callspec.params.items()}
+    assert len(set[object]().union(*map(conftest.values, mine))) == len(given)
 
 
 def test_refusals_are_never_sampled_away() -> None:

@@ -90,7 +90,7 @@ def test_a_core_that_draws_draws_the_same_when_it_runs_again() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_kernels_are_timed_by_the_clock_of_their_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same sizes as on the host; those of a card take a card."""
+    """The same sizes as on the host; those of a card take a card, and have another time of Python's."""
     for name in ("PRODUCTS", "ATTENTIONS", "ELEMENTS", "UPDATES", "COPIED"):
         least: Any = getattr(timing, name)[False]
         monkeypatch.setattr(timing, name, {True: least[:1] if isinstance(least, list) else least, False: least})
@@ -98,7 +98,7 @@ def test_kernels_are_timed_by_the_clock_of_their_device(device: str, monkeypatch
     monkeypatch.setattr(timing, "RUNS", 1)
     times = kernel_times(torch.device(device), lambda: None)
     kinds = {"launch", "product", "attention", "pointwise", "function", "update", "copy"}
-    assert {each.kind for each in times} - {"call"} == kinds
+    assert {each.kind for each in times} == kinds | {"call" if device == "cpu" else "host"}
 
 
 def of_a_card() -> list[KernelTime]:

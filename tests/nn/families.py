@@ -164,8 +164,8 @@ TOP = """# Families of models
 
 Models of {count} families, as {versions} have them
 and nobody changed them, tiny and with random weights in float64. Each is trained for {steps} steps of SGD in four ways,
-and losses, weights and buffers are held to those of one device. `make tables` runs all of them, `make sweep` one
-way of each family, `make test` a sample, and all hold them to this page, which is generated:
+and losses, weights and buffers are held to those of one device. `make test` runs a sample, `make sweep` one way of
+each family and `make rest` all others, and hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.families

@@ -114,8 +114,8 @@ tokens](systems/experts.md#experts-of-models-that-nobody-changed): {experts} exp
 two. Each is trained for {steps} steps of SGD with momentum. Losses, and what every tensor changes by, hence the
 gradients of routers too, are held to those of one device, which leaves out the same choices where a plan says
 `capacity`; and every `expect` line holds. Batches have {rows} x {length} tokens: where ranks have unequally many
-samples, tokens are shared out evenly by moves that an `expect` line would count. `make tables` runs all of them,
-`make sweep` one plan of each family, `make test` a sample, and all hold them to this page, which is generated:
+samples, tokens are shared out evenly by moves that an `expect` line would count. `make test` runs a sample,
+`make sweep` one plan of each family and `make rest` all others, and hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.plan.expert_plans

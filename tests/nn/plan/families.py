@@ -254,8 +254,8 @@ and nobody changed them, tiny and with random weights in float64, under six [pla
 {steps} steps of SGD with momentum; losses, and what every tensor changes by, hence its gradients, are held to those of
 one device; the bytes that a step sends to those that were predicted, and the bytes of weights, gradients and states of
 every rank to those that its plan told. A step also has to send what its plan is for, such as forward and backward
-`all_gather` and `reduce_scatter` where sequences are cut. `make tables` runs all of them, `make sweep` one plan of each
-family, `make test` a sample, and all hold them to this page, which is generated:
+`all_gather` and `reduce_scatter` where sequences are cut. `make test` runs a sample, `make sweep` one plan of each
+family and `make rest` all others, and hold them to this page, which is generated:
 
 ```sh
 python -m tests.nn.plan.families
