@@ -68,8 +68,9 @@ def beyond_the_sample(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, p
         assert marker is not None
         (few,), more = marker.args, marker.kwargs.get("sweep")
         drawn = covering([values(item) for item in each], more or few, seed=name)
+        always = drawn[:few]
         for at, item in enumerate(each):
-            if at not in drawn[:few]:
+            if at not in always:
                 yield item, pytest.mark.rest if more and at not in drawn else pytest.mark.sweep
 
 

@@ -53,7 +53,7 @@ def workers(agent: int) -> list[int]:
 def lines(home: Path) -> list[tuple[int, float]]:
     path = home / "lines.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [(line["step"], line["loss"]) for line in found if "step" in line]  # others tell of errors
+    return [(line["step"], line["loss"]) for line in found if "error" not in line]  # by which a run ended
 
 
 def wait_until(what: str, run: subprocess.Popen[bytes], home: Path, true: Callable[..., bool], *of: object) -> None:

@@ -251,13 +251,15 @@ class _Clock:
                         if self.others is None:
                             self.sources.append(self._sources(at, firing))
                         self.ran.append(Ran(actor.name, actor.cases[case], label, actor.queue, now, now + long, more))
+                end = now + long
                 if self.others is not None:
                     self.others.fire(firing, desk.states[at].fired, long, desk.slots[at])
                 for edge, credits in zip(self.edges[at], desk.states[at].credits, strict=True):
                     if edge.high - credits > self.peak[edge.register]:
                         self.peak[edge.register] = edge.high - credits
-                self.last = max(self.last, now + long)
-                heappush(self.heap, (now + long, next(self.order), at, None, ()))
+                if end > self.last:
+                    self.last = end
+                heappush(self.heap, (end, next(self.order), at, None, ()))
 
     def _sources(self, at: int, firing: Firing) -> SlotMakers:
         """Whose slots a firing has, each once."""

@@ -40,11 +40,12 @@ class OpenedCalls:
 
     def of(self, op: LogicalOp, way: Way, piece: SeenPiece) -> Logical:
         """An op as a piece runs it."""
-        args, kwargs = in_line(op)
         if way.local is None:
+            args, kwargs = in_line(op)
             return self._opened(op.op, args, kwargs, op)
         key = self.key(op, way, piece)
         if key not in self.local:
+            args, kwargs = in_line(op)
             function: Callable[..., Any] = partial(way.local, piece)
             if isinstance(way.local, Rewritten):
                 function, args = way.local.rewrite(piece, *args, **kwargs)
