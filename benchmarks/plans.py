@@ -14,6 +14,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -108,11 +109,10 @@ def main() -> None:
         worker(job, lambda: measured(job["name"], job["size"], job["rounds"]))
         return
     times: Times = {}
-    for name in options.only:
-        for ranks in options.ranks:
-            for size in SIZES:
-                job = {"name": name, "size": size, "rounds": 3 if options.quick else ROUNDS}
-                times |= launched("plans", ranks, job)
+    cases = [*product(options.only, options.ranks, SIZES)]
+    for name, ranks, size in cases[:: len(SIZES) + 1] if options.quick else cases:  # another size and count each time
+        job = {"name": name, "size": size, "rounds": 3 if options.quick else ROUNDS}
+        times |= launched("plans", ranks, job)
     head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."
     reported("plans", [head, "", *shown(times)], write=options.write)
 

@@ -157,16 +157,20 @@ def _model(name: str, samples: int) -> tuple[Any, Any, Any]:
 def _found_degrees(name: str, cards: int, samples: int) -> tuple[str, ...]:
     import sbpflow as flow
     from sbpflow.boxing.figures import duration
-    from sbpflow.nn.plan.search.degrees import THINGS
+    from sbpflow.nn.plan.search.estimates.ahead import processes_here
+    from sbpflow.nn.plan.search.estimates.degrees import THINGS
 
     model, batch, loss = _model(name, samples)
     cluster = f"h100x8*{cards // 8}"
     start, wall = time.process_time(), time.perf_counter()
+    sought = f"{CAST}\nseek {', '.join(THINGS)}"
     found = flow.find_plan(
-        model, batch, plan=f"{CAST}\nseek {', '.join(THINGS)}", cluster=cluster, ranks=cards, loss_fn=loss
+        model, batch, plan=sought, cluster=cluster, ranks=cards, loss_fn=loss, processes=processes_here()
     )
-    spent, passed = time.process_time() - start, time.perf_counter() - wall
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    passed = time.perf_counter() - wall
+    of_both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent = time.process_time() - start + of_both[1].ru_utime + of_both[1].ru_stime
+    peak = of_both[0].ru_maxrss / 2**20
     other = ""
     if name in PUBLISHED:
         text = f"{PUBLISHED[name]}\n{CAST}\nseek micro-batches, schedule, recompute"

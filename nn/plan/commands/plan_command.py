@@ -16,7 +16,8 @@ from ..expect import expected
 from ..language.statements import Grid, Offload
 from ..plan import Plan
 from ..prediction import Prediction, predict
-from ..search.degrees import THINGS
+from ..search.estimates.ahead import processes_here
+from ..search.estimates.degrees import THINGS
 from ..search.fewest import FewestCards, NothingFits, fewest
 from ..search.open_degrees import leaves_degrees
 from ..search.planner import FoundPlan, find_plan
@@ -108,6 +109,7 @@ def _found(asked: Namespace, of: NamedModel, cluster: str | None, ranks: int | N
         loss_fn=of.loss_fn,
         ranks=ranks,
         told=tell,
+        processes=processes_here(),
     )
 
 

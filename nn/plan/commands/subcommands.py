@@ -26,7 +26,7 @@ from ...graph.step import Step
 from ..check import Checked, planned_step, priced_by, stepped
 from ..language.diff import PlanDiff, diff
 from ..plan import Plan
-from ..search.degrees import THINGS
+from ..search.estimates.degrees import THINGS
 from ..training import PUBLISHED
 from .cards import card_kinds
 from .model_source import NamedModel

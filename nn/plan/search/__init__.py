@@ -9,13 +9,9 @@ fewest       the fewest cards for which there is a plan
 sweep        the same batch on more and more cards, and its chart
 runners_up   what else was tried, and why it is not the answer
 
-Where degrees of parallelism are open, all are estimated by one layer of each stage, and the best few planned in full:
+Where degrees of parallelism are open, all are estimated, and the best few planned in full:
 
 open_degrees   the degrees that a plan leaves open
-degrees        all choices of them, with the plan of each
-blocks_again   which of the blocks run again, whole or but for products
-shorter_model  the same model with fewer layers, planned for what these take
-stage_figures  what a first, a middle and a last layer take, by a plan of these three
-estimate       a step and its memory by these figures, with the schedule simulated
+estimates      what each choice of them takes, by one layer of each stage
 seeking        all of that
 """

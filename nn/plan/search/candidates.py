@@ -16,7 +16,7 @@ from ...graph.capture.repeats.likeness import blocks_of
 from ..assignment import Assignment
 from ..language.statements import Cast, Grid, Kind, Limit, Offload, Rest, TakePlan
 from ..plan import Plan
-from .degrees import OPEN
+from .estimates.degrees import OPEN
 
 __all__ = ["Candidate", "body", "candidates", "layers_of", "leaves_all", "opened", "resting", "within_limit"]
 

@@ -7,8 +7,8 @@ from ....placement.errors import SbpError
 from ..language.plan_text import PlanText
 from ..language.statements import Accumulate, Grid, Offload, Pipe, Recompute, Seek
 from .candidates import layers_of
-from .degrees import AXES, THINGS, Space
-from .shorter_model import lists_of, mixtures_of
+from .estimates.degrees import AXES, THINGS, Space
+from .estimates.shorter_model import lists_of, mixtures_of
 
 __all__ = ["leaves_degrees", "space_of"]
 

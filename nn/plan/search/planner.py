@@ -33,6 +33,7 @@ from ..plan import Plan, as_plan
 from ..prediction import Prediction, predicted
 from ..resting import RestingBytes
 from .candidates import Candidate, candidates, leaves_all, within_limit
+from .estimates.ahead import CAN_FORK
 from .fewest import NothingFits
 from .lighter import in_parts, last_ways, offloading
 from .open_degrees import leaves_degrees, space_of
@@ -86,11 +87,13 @@ def find_plan(
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     ranks: int | None = None,
     told: Callable[[str], object] = lambda line: None,
+    processes: int = 1,
 ) -> FoundPlan:
     """The plan that takes least, within so many bytes a rank; nothing is run, and all may be on meta.
 
     `plan` may say a part: its grid, and what is not to be chosen. Without one the grid has an axis for each level of
-    the cluster. `told` is called with a line for each plan that is tried.
+    the cluster. `told` is called with a line for each plan that is tried. Where degrees are left open, two `processes`
+    may look for them: a fork of this one works ahead, which takes less time and finds the same.
     """
     if isinstance(model, Layout):
         raise SbpError(
@@ -102,7 +105,8 @@ def find_plan(
             f"flow.find_plan of {type(model).__name__}\n"
             "  give it an nn.Module first, and a plan by its name: flow.find_plan(model, batch, plan=...)"
         )
-    asked = _Question(model, batch, cluster, memory, loss_fn, optimizer, ranks, told)
+    _refuse(processes)
+    asked = _Question(model, batch, cluster, memory, loss_fn, optimizer, ranks, told, processes)
     with priced_by(cluster), uncollected():
         said = as_plan(plan)
         search = _sought if said is not None and leaves_degrees(said) else _chosen
@@ -124,6 +128,15 @@ def find_plan(
     return made
 
 
+def _refuse(processes: int) -> None:
+    if isinstance(processes, bool) or processes not in (1, 2):
+        raise SbpError(
+            f"flow.find_plan: processes={processes!r}\n  give it one or two: the second works ahead of the first"
+        )
+    if processes == 2 and not CAN_FORK:
+        raise SbpError("flow.find_plan: processes=2 is a fork of this one, as on Linux\n  leave it out")
+
+
 class _Question(NamedTuple):
     """All that the planner was asked, but for the plan."""
 
@@ -135,6 +148,7 @@ class _Question(NamedTuple):
     optimizer: Optimizer | Sequence[Optimizer] | None
     ranks: int | None
     told: Callable[[str], object]
+    processes: int
 
     def trying(self, ranks: int | None, within: "_Within") -> Trying:
         return Trying(self.model, self.batch, self.loss_fn, self.optimizer, ranks, within.limit, within.gaps)
@@ -194,7 +208,7 @@ def _sought(said: PlanText | None, asked: _Question) -> tuple[Trying, _Within]:
     trying = asked.trying(size, within)
     optimizer = asked.optimizer
     given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
-    Seeking(space, trying, asked.told, loss_fn=asked.loss_fn, optimizers=given).run()
+    Seeking(space, trying, asked.told, loss_fn=asked.loss_fn, optimizers=given, processes=asked.processes).run()
     return trying, within
 
 

@@ -11,10 +11,10 @@ import sbpflow as flow
 from sbpflow.nn.model.paths import met
 from sbpflow.nn.plan.check import Checked
 from sbpflow.nn.plan.language.statements import Offload, Recompute
-from sbpflow.nn.plan.search.blocks_again import ALL, NONE, PARTLY, BlocksAgain
-from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
-from sbpflow.nn.plan.search.estimate import PlanEstimate
-from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
+from sbpflow.nn.plan.search.estimates.blocks_again import ALL, NONE, PARTLY, BlocksAgain
+from sbpflow.nn.plan.search.estimates.degrees import Degrees, Pipeline
+from sbpflow.nn.plan.search.estimates.estimate import PlanEstimate
+from sbpflow.nn.plan.search.estimates.stage_figures import LayerFigures, StageFigures
 from tests.nn.plan.search.test_seeking import loss_of, made, searching
 
 LAYERS = 4

@@ -9,7 +9,7 @@ from sbpflow.nn.plan.check import planned_step, priced_by
 from sbpflow.nn.plan.grids import grids_of
 from sbpflow.nn.plan.search.candidates import candidates
 from sbpflow.nn.plan.search.cases import Cases
-from sbpflow.nn.plan.search.degrees import OPEN
+from sbpflow.nn.plan.search.estimates.degrees import OPEN
 
 from .test_candidates import GRID, small
 

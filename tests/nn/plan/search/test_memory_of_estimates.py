@@ -8,8 +8,8 @@ from torch import nn
 
 import sbpflow as flow
 from sbpflow.nn.plan.check import priced_by, stepped
-from sbpflow.nn.plan.search.blocks_again import BlocksAgain
-from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
+from sbpflow.nn.plan.search.estimates.blocks_again import BlocksAgain
+from sbpflow.nn.plan.search.estimates.degrees import Degrees, Pipeline
 from sbpflow.nn.plan.search.open_degrees import space_of
 from sbpflow.nn.plan.search.seeking import Seeking
 from sbpflow.nn.plan.search.trying import Trying

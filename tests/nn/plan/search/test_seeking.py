@@ -15,15 +15,15 @@ from sbpflow.nn.graph.captures import Captures
 from sbpflow.nn.graph.passes import Passes
 from sbpflow.nn.plan.check import planned_step, priced_by, words_a_sample
 from sbpflow.nn.plan.language.statements import Limit, Pipe
-from sbpflow.nn.plan.search.blocks_again import ALL as ALL_AGAIN
-from sbpflow.nn.plan.search.blocks_again import NONE, BlocksAgain
-from sbpflow.nn.plan.search.degrees import Degrees, Pipeline
-from sbpflow.nn.plan.search.estimate import estimate, layers_of_stages, links_over_data
+from sbpflow.nn.plan.search.estimates.blocks_again import ALL as ALL_AGAIN
+from sbpflow.nn.plan.search.estimates.blocks_again import NONE, BlocksAgain
+from sbpflow.nn.plan.search.estimates.degrees import Degrees, Pipeline
+from sbpflow.nn.plan.search.estimates.estimate import estimate, layers_of_stages, links_over_data
+from sbpflow.nn.plan.search.estimates.shorter_model import LayerKind
+from sbpflow.nn.plan.search.estimates.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.open_degrees import space_of
 from sbpflow.nn.plan.search.planner import FoundPlan
 from sbpflow.nn.plan.search.seeking import Seeking
-from sbpflow.nn.plan.search.shorter_model import LayerKind
-from sbpflow.nn.plan.search.stage_figures import LayerFigures, StageFigures
 from sbpflow.nn.plan.search.trying import Trying
 from sbpflow.sbp import Split
 from sbpflow.sbp.logical import Logical
@@ -366,7 +366,9 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        few = seeking.short.figures_of(LayerKind(1, 2, NONE, 4, 4))  # of half as many samples, which are captured anew
+        few = seeking.short.looked_at(
+            LayerKind(1, 2, NONE, 4, 4)
+        ).figures  # of half as many samples, which are captured anew
     assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text

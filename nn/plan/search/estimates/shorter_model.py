@@ -3,7 +3,7 @@
 `ShortModels` plans them for a choice of degrees, for the figures of its layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....placement import Cluster, default_cluster, use_cluster
-from ....sbp.joint.known_options import KnownOptions
-from ...graph.captures import Captures
-from ...graph.step import Step
-from ..check import Loss, arguments, planned_step, samples_of
-from ..plan import Plan
+from .....placement import Cluster, default_cluster, use_cluster
+from .....sbp.joint.known_options import KnownOptions
+from ....graph.captures import Captures
+from ....graph.step import Step
+from ...check import Loss, arguments, planned_step, samples_of
+from ...plan import Plan
+from .ahead import Ahead
 from .blocks_again import BlocksAgain
 from .degrees import Degrees, Space
 from .stage_figures import FEWER, LAYERS, StageFigures
 
-__all__ = ["LayerKind", "ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
+__all__ = ["LayerKind", "LayersKnown", "ShortModels", "Told", "lists_of", "mixtures_of", "shorter", "trains"]
 
 Told = Callable[[str], object]
 PARTS = 32  # micro-batches of a plan of few layers at least: what is moved once a step is cheap where they are many
@@ -134,9 +135,18 @@ def rows(batch: Any, n: int) -> Any:
     return {name: cut(x) for name, x in kwargs.items()} if kwargs else tuple(map(cut, args))
 
 
+class LayersKnown(NamedTuple):
+    """Layers of a kind, as planned: their figures, if a model of a few of them can be planned, whether they draw random
+    numbers, and words."""
+
+    figures: StageFigures | None
+    draws: bool
+    said: str = ""
+
+
 class ShortModels:
-    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once. `whole`
-    are the captures of all its layers."""
+    """A model with a few of its layers, for what layers take in a space of choices: each kind is planned once, by one
+    of two `processes` if there are two. `whole` are the captures of all its layers."""
 
     def __init__(
         self,
@@ -148,27 +158,39 @@ class ShortModels:
         loss_fn: Loss | None,
         optimizers: list[Optimizer],
         whole: Captures,
+        processes: int = 1,
     ) -> None:
         self.space, self.batch, self.told, self.loss_fn, self.whole = space, batch, told, loss_fn, whole
         self.few = [*shorter_models(model, space.lists, space.count)] if space.count > LAYERS else []
         self.optimizers = [[trains(one, few) for one in optimizers] for few in self.few]
-        self.known = KnownOptions()
+        self.options = KnownOptions()
         self.captures: dict[tuple[int, int], Captures] = {}  # by samples, and which of the models
         self.figures: dict[LayerKind, StageFigures | None] = {}
+        self.ahead = Ahead(self.looked_at, processes=processes)
 
     def of(self, at: Degrees) -> StageFigures | None:
         """The figures of a choice, of which some blocks may run again otherwise than the others."""
-        base, some, share = at.again.kinds
         made = list[StageFigures]()
-        for again in dict.fromkeys((base, some)):
-            kind = self.kind(replace(at, again=again))
+        for kind in self.kinds(at):
             if kind not in self.figures:
-                self.figures[kind] = self.figures_of(kind)
-            found = self.figures[kind]
-            if found is None:
+                found = self.ahead.of(kind)
+                self.figures[kind], self.space = found.figures, replace(self.space, draws=found.draws)
+                if found.said:
+                    self.told(found.said)
+            figures = self.figures[kind]
+            if figures is None:
                 return None
-            made.append(found)
-        return made[0].mixed(made[-1], share)
+            made.append(figures)
+        return made[0].mixed(made[-1], at.again.kinds[2])
+
+    def expect(self, choices: Iterable[Degrees]) -> None:
+        """The figures of these choices are likely to be asked for next."""
+        self.ahead.expect(dict.fromkeys(kind for at in choices for kind in self.kinds(at)))
+
+    def kinds(self, at: Degrees) -> list[LayerKind]:
+        """The kinds of layers of a choice, one or two."""
+        base, some, _ = at.again.kinds
+        return [self.kind(replace(at, again=again)) for again in dict.fromkeys((base, some))]
 
     def kind(self, at: Degrees) -> LayerKind:
         return LayerKind(at.tensor, self.space.samples(at), at.again, self.sampled(at), at.expert, at.context, at.host)
@@ -180,24 +202,23 @@ class ShortModels:
             return at.expert
         return max(2, self.space.node // at.tensor)
 
-    def figures_of(self, kind: LayerKind) -> StageFigures | None:
-        """Figures of layers, or none where a model of a few of them cannot be planned."""
+    def looked_at(self, kind: LayerKind) -> LayersKnown:
+        """Plan layers of a kind."""
         tensor, samples, again, data, expert, context, host = kind
-        stages = LAYERS if self.space.layers else 1
+        stages, draws = LAYERS if self.space.layers else 1, self.space.draws
         parts = max(1, min(max(PARTS, SAMPLES // samples // data), self.space.batch // samples // data))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
-            return None
+            return LayersKnown(None, draws)
         at = Degrees(stages, data, tensor, parts, again=again, expert=expert, context=context, host=host)
         try:
             with use_cluster(roomy(default_cluster(self.space.kind))):
                 steps = [self.sample(at, samples, which) for which in range(len(self.few))]
-                self.space = replace(self.space, draws=any(op.draws for op in steps[0].plan.logical.ops))
+                draws = any(op.draws for op in steps[0].plan.logical.ops)
                 found = StageFigures.of(*steps) if self.space.layers else StageFigures.between(*steps)
         except Exception as error:  # also of a model that does not run with fewer layers
-            self.told(f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
-            return None
-        self.told(f"a layer with {kind}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB")
-        return found.gathered(data * context)
+            return LayersKnown(None, draws, f"no figures of layers under {at}: {str(error).partition(chr(10))[0]}")
+        said = f"a layer with {kind}: {1e3 * found.middle.seconds:.3g} ms, {found.middle.kept / 2**20:.4g} MiB"
+        return LayersKnown(found.gathered(data * context), draws, said)
 
     def sample(self, at: Degrees, samples: int, which: int) -> Step:
         """The step of one of the models with few layers, by a choice."""
@@ -209,7 +230,7 @@ class ShortModels:
             loss_fn=self.loss_fn,
             optimizer=self.optimizers[which] or None,
             ranks=at.pipe * at.alike * at.tensor,
-            captures=self.captures.setdefault((many, which), Captures(self.whole, self.known)),
+            captures=self.captures.setdefault((many, which), Captures(self.whole, self.options)),
         )
 
 

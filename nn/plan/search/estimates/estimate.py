@@ -10,13 +10,13 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from ....actors.schedules.definition import Shape
-from ....actors.schedules.pipeline import Costs
-from ....actors.schedules.preview import Preview, preview
-from ....actors.schedules.published import published
-from ....boxing.figures import duration, volume
-from ....placement import default_cluster, placement
-from ....placement.links import Links
+from .....actors.schedules.definition import Shape
+from .....actors.schedules.pipeline import Costs
+from .....actors.schedules.preview import Preview, preview
+from .....actors.schedules.published import published
+from .....boxing.figures import duration, volume
+from .....placement import default_cluster, placement
+from .....placement.links import Links
 from .degrees import Degrees, Pipeline
 from .shorter_model import ShortModels
 from .stage_figures import LayerFigures, StageFigures

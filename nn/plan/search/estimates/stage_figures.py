@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from ....actors.schedules.pipeline import Costs
-from ...graph.run.costs import step_costs
-from ...graph.run.task_memory import memory_of_tasks
-from ...graph.step import Step
+from .....actors.schedules.pipeline import Costs
+from ....graph.run.costs import step_costs
+from ....graph.run.task_memory import memory_of_tasks
+from ....graph.step import Step
 
 __all__ = ["FEWER", "LAYERS", "LayerFigures", "StageFigures"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ..language.plan_text import PlanText
-from ..language.statements import (
+from ...language.plan_text import PlanText
+from ...language.statements import (
     Accumulate,
     DrawBy,
     Grid,
