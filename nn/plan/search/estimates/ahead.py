@@ -46,6 +46,7 @@ class Ahead(Generic[Key, Answer]):
     def expect(self, keys: Iterable[Key]) -> None:
         """These are likely to be asked for next, and those before no longer. This process begins with the first of
         them, and the other one with the last."""
+        self.hear()
         self.left = [key for key in keys if key not in self.known and key != self.there]
         if self.forks and self.process is None and len(self.left) > 1:
             self.fork()
@@ -90,11 +91,12 @@ class Ahead(Generic[Key, Answer]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)  # threads of a pool have not come along
         left: list[Key] = []
+        begun = set[Key]()  # the first process may not have heard of it yet
         with suppress(Exception):  # of an answer: the first process makes it then, and tells what is wrong
             while True:
                 while not left or wire.poll():
-                    left = wire.recv()
-                key = left.pop()
+                    left = [key for key in wire.recv() if key not in begun]
+                begun.add(key := left.pop())
                 wire.send((key,))
                 wire.send((key, self.make(key)))
 

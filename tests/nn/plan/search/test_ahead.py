@@ -82,6 +82,25 @@ def test_while_the_other_process_is_at_it_the_next_is_made_here() -> None:
     os.close(gate)
 
 
+def test_what_is_told_to_be_left_is_not_made_again() -> None:
+    there, here = os.pipe()
+
+    def told(key: int) -> tuple[int, int]:
+        os.write(here, str(key).encode())
+        return made(key)
+
+    with working(told) as answers:
+        answers.expect([2, 1])
+        assert heard(answers, 2)
+        assert heard(answers, 1)
+        answers.left = [3, 2, 1]  # as if nothing had been heard
+        answers.send()
+        assert heard(answers, 3)
+    os.close(here)
+    assert os.read(there, 9) == b"123"
+    os.close(there)
+
+
 def test_a_process_that_is_lost_is_done_without() -> None:
     with working() as answers:
         answers.expect(range(4))
