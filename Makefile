@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUN := .venv/bin/python
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 
-.PHONY: demo test docs lint style sweep rest bench gpu hosts clean
+.PHONY: demo test docs lint style sweep rest quick bench gpu hosts clean
 
 demo: .venv/.ready
 	@$(RUN) -m sbpflow demo
@@ -40,9 +40,13 @@ style: .venv/.ready
 sweep: .venv/.ready
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --sweep -n 2 --dist worksteal -m "sweep and not alone" tests
 
-# What the sweep leaves out: of the tables of families all but a row for each, of the played card other seeds.
+# What the sweep leaves out: other rows of the tables of families, other seeds, and what `make quick` runs.
 rest: .venv/.ready
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --rest -n 2 --dist worksteal -m rest tests
+
+# Every script of benchmarks/ runs at all, in its quick form.
+quick: .venv/.ready
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -q --rest -n 2 --dist worksteal -m rest tests/test_benchmarks.py
 
 bench: .venv/.ready
 	@$(RUN) benchmarks/boxing.py

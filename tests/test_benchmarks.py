@@ -22,7 +22,7 @@ LITTLE = {  # what a script takes besides, to be quick
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.rest
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_in_its_quick_form(name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *LITTLE.get(name, ())]

@@ -162,7 +162,7 @@ def trained(towers: Towers, plan: str) -> None:
     assert not {name: by for name, by in off.items() if not by < OFF}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, sweep=22)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_pipelines_of_a_model_train_as_one_device(name: str, plan: str) -> None:

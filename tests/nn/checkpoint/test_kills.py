@@ -208,13 +208,13 @@ def at_random(seed: int, ranks: int) -> list[Kill]:
 
 
 @pytest.mark.filterwarnings("ignore:flow.newest")
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, sweep=12)
 @FEW_OR_ALL
 @pytest.mark.parametrize("seed", range(12))
 def test_a_rank_dies_at_any_moment(
     fresh: Fresh, tmp_path: Path, unbroken: Callable[[int], Wanted], ranks: int, seed: int
 ) -> None:
-    """Two dozen runs, each killed up to four times."""
+    """Runs that are each killed up to four times."""
     survived(fresh, tmp_path / "run", at_random(seed, ranks), unbroken(ranks), ranks)
 
 

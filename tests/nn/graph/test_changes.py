@@ -19,7 +19,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 6e-2}
 LINES = ("changes.py:", "trainings.py:")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, sweep=150)
 @pytest.mark.parametrize("seed", range(300))
 def test_a_training_is_as_in_torch_whatever_is_changed_between_its_steps(seed: int, ranks4: Ranks) -> None:
     if way_of(seed).processes:

@@ -79,7 +79,7 @@ def test_numbers_among_arguments_that_come_again_are_captured_once() -> None:
     assert found == found[:3] * 4
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(30, sweep=200)
 @pytest.mark.filterwarnings("ignore:.*plain attributes that a forward sets")  # of pruning
 @pytest.mark.parametrize("mode", ["eager", *TRAINING], ids=str)
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)

@@ -27,7 +27,7 @@ def goes(name: str, path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
-@pytest.mark.sampled(len(CASES))
+@pytest.mark.sampled(len(CASES), sweep=900)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_as_in_torch_on_every_path_or_says_why_not(name: str, path: Path) -> None:

@@ -86,7 +86,7 @@ def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-@pytest.mark.sampled(1, sweep=30)
+@pytest.mark.sampled(1, sweep=15)
 @pytest.mark.parametrize("seed", range(60))
 def test_no_plan_by_hand_is_better_than_the_chosen_one(seed: int) -> None:
     case = Case.drawn(seed)

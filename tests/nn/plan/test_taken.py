@@ -207,7 +207,7 @@ def test_weights_lie_as_transformers_cuts_them(name: str, what: str, mesh: Devic
         assert getattr(mine.get("tensor"), "dim", None) == (None if dim is None else dim % value.ndim), full
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, sweep=41)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("name", "what"), CASES)
 def test_a_step_gives_what_one_device_gives(name: str, what: str, ranks: int) -> None:

@@ -38,7 +38,7 @@ def runner_of(made: Trained) -> MicroBatchRunner:
     return step.runner
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, sweep=160)
 @pytest.mark.parametrize(("schedule", "ranks", "optimizer", "asks", "overlap"), GRID)
 def test_a_step_is_the_synchronous_one_to_the_bit(
     schedule: str, ranks: int, optimizer: Any, asks: str, overlap: bool
