@@ -75,13 +75,18 @@ class Ahead(Generic[Key, Answer]):
         self.longest = max(self.longest, time.monotonic() - start)
 
     def fork(self) -> None:
-        """Start the other process."""
+        """Start the other process, if the machine has room for it."""
         context = get_context("fork")
-        self.wire, there = context.Pipe()
-        self.process = context.Process(target=self.work, args=(there, self.wire), daemon=True)
-        with catch_warnings():
-            simplefilter("ignore", DeprecationWarning)  # that other threads do not go along: none of them is needed
-            self.process.start()
+        here, there = context.Pipe()
+        process = context.Process(target=self.work, args=(there, here), daemon=True)
+        try:
+            with catch_warnings():
+                simplefilter("ignore", DeprecationWarning)  # that other threads do not go along: none of them is needed
+                process.start()
+            self.process, self.wire = process, here
+        except OSError:
+            self.forks = False
+            here.close()
         there.close()
 
     def work(self, wire: Connection, other: Connection) -> None:

@@ -113,6 +113,17 @@ def test_a_process_that_is_lost_is_done_without() -> None:
         assert answers.wire is None
 
 
+def test_a_machine_without_room_for_another_process_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    with working() as answers:
+        answers.expect(range(4))
+        assert (answers.process, answers.wire) == (None, None)
+        assert [answers.of(key) for key in range(4)] == [(key * key, HERE) for key in range(4)]
+
+
 def test_an_answer_that_fails_there_fails_where_it_is_asked_for() -> None:
     def fails(key: int) -> tuple[int, int]:
         if key == 3:
