@@ -20,7 +20,10 @@ from tests.ranks import fresh, nursery, ranks4, ranks8
 __all__ = ["fresh", "nursery", "ranks4", "ranks8"]  # fixtures that many tests share
 
 # A test of tens of seconds that comes last leaves the other core idle.
-LONG = {"test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", "test_kills.py", "test_tasks.py"}
+LONG = {
+    "test_typing.py", "test_readme.py", "test_examples.py", "test_opdb.py", "test_kills.py", "test_tasks.py",
+    "test_played_card.py", "test_restarts.py",
+}  # fmt: skip
 GRACE = 20.0  # seconds a thread or process that was told to stop may still take
 
 

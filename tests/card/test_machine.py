@@ -88,9 +88,12 @@ def test_a_core_that_draws_draws_the_same_when_it_runs_again() -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_kernels_are_timed_by_the_clock_of_their_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 1), ("cpu", 2), ("cuda:0", 1)])
+def test_kernels_are_timed_by_the_clock_of_their_device(
+    device: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same sizes as on the host; those of a card take a card, and have another time of Python's."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for name in ("PRODUCTS", "ATTENTIONS", "ELEMENTS", "UPDATES", "COPIED"):
         least: Any = getattr(timing, name)[False]
         monkeypatch.setattr(timing, name, {True: least[:1] if isinstance(least, list) else least, False: least})

@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from ....placement.device import card_here
 from ....placement.errors import SbpError
 from ..language.plan_text import PlanText
 from ..language.statements import Accumulate, Grid, Offload, Pipe, Recompute, Seek
@@ -23,9 +22,7 @@ def leaves_degrees(given: PlanText) -> bool:
     )
 
 
-def space_of(
-    given: PlanText, model: nn.Module, batch: int, kind: str | None, ranks: int, node: int, length: int = 0
-) -> Space:
+def space_of(given: PlanText, model: nn.Module, batch: int, kind: str, ranks: int, node: int, length: int = 0) -> Space:
     """The choices that a plan leaves open, for a batch of so many samples, of so many words if any, on so many
     ranks."""
     seek = next((s for s in given.statements if isinstance(s, Seek)), None)
@@ -42,7 +39,7 @@ def space_of(
     if "pipe" in named and PARTS not in named and Space.said_of(given) is None:
         named.add(PARTS)  # a pipeline has some
     _checked(given, seek)
-    kind = (grid.type if grid is not None else None) or kind or _kind()
+    kind = (grid.type if grid is not None else None) or kind
     space = Space(given, kind, ranks, node, batch, blocks, lists, count, sizes, frozenset(named), *mixtures, length)
     if next(space.every(), None) is None:
         raise SbpError(
@@ -90,8 +87,3 @@ def _checked(given: PlanText, seek: Seek | None) -> None:
     for thing, line in said.items():
         if seek is not None and thing in seek.what and line is not None:
             raise given.conflict(line, seek, f"{thing}: said, and looked for", "leave one of both out")
-
-
-def _kind() -> str:
-    card = card_here()
-    return card.name if card else "cpu"
