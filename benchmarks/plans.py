@@ -14,7 +14,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import cycle, product
 
 import torch
 import torch.distributed as dist
@@ -109,8 +109,8 @@ def main() -> None:
         worker(job, lambda: measured(job["name"], job["size"], job["rounds"]))
         return
     times: Times = {}
-    cases = [*product(options.only, options.ranks, SIZES)]
-    for name, ranks, size in cases[:: len(SIZES) + 1] if options.quick else cases:  # another size and count each time
+    each_once = zip(options.only, cycle(options.ranks), cycle(SIZES), strict=False)
+    for name, ranks, size in each_once if options.quick else product(options.only, options.ranks, SIZES):
         job = {"name": name, "size": size, "rounds": 3 if options.quick else ROUNDS}
         times |= launched("plans", ranks, job)
     head = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread a rank."

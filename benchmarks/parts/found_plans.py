@@ -168,9 +168,9 @@ def _found_degrees(name: str, cards: int, samples: int) -> tuple[str, ...]:
         model, batch, plan=sought, cluster=cluster, ranks=cards, loss_fn=loss, processes=processes_here()
     )
     passed = time.perf_counter() - wall
-    of_both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    spent = time.process_time() - start + of_both[1].ru_utime + of_both[1].ru_stime
-    peak = of_both[0].ru_maxrss / 2**20
+    other_process = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = time.process_time() - start + other_process.ru_utime + other_process.ru_stime
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     other = ""
     if name in PUBLISHED:
         text = f"{PUBLISHED[name]}\n{CAST}\nseek micro-batches, schedule, recompute"

@@ -1,4 +1,4 @@
-"""What is measured and watched on cards: links between them without a launcher, updates that were timed, and steps."""
+"""Cards, measured and watched: links between them without a launcher, updates that were timed, and steps."""
 
 import json
 from dataclasses import replace

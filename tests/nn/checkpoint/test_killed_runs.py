@@ -35,8 +35,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
 def test_a_run_that_is_killed_ends_as_one_that_is_not(
     tmp_path: Path, unbroken: Callable[[str], dict[str, Any]], kind: str
 ) -> None:
-    """Thirty kills of all kinds."""
-    kills = 6
+    """Sixty kills of all kinds."""
+    kills = 12
     assert session(tmp_path / "run", kind, 1, kills) == unbroken(kind)
     lives = (tmp_path / "run" / "lives").read_text()
     assert len(lives) == kills

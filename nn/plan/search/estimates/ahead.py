@@ -4,7 +4,6 @@ It is a fork, which knows all that the first process knew, so that nothing but k
 same whoever makes them, and where the second process is lost, or stuck, the first makes them all.
 """
 
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,8 @@ from warnings import catch_warnings, simplefilter
 
 import torch
 
+from .....placement.device import usable_cores
+
 __all__ = ["CAN_FORK", "Ahead", "processes_here"]
 
 CAN_FORK = sys.platform == "linux"
@@ -28,7 +29,7 @@ Answer = TypeVar("Answer")
 
 def processes_here() -> int:
     """Two where a process can fork and has two cores, else one."""
-    return 2 if CAN_FORK and len(os.sched_getaffinity(0)) > 1 else 1
+    return 2 if CAN_FORK and usable_cores() > 1 else 1
 
 
 class Ahead(Generic[Key, Answer]):
@@ -45,10 +46,12 @@ class Ahead(Generic[Key, Answer]):
 
     def expect(self, keys: Iterable[Key]) -> None:
         """These are likely to be asked for next, and those before no longer. This process begins with the first of
-        them, and the other one with the last."""
+        them, and the other one with the last. Without another one nothing is looked at."""
+        if not self.forks:
+            return
         self.hear()
-        self.left = [key for key in keys if key not in self.known and key != self.there]
-        if self.forks and self.process is None and len(self.left) > 1:
+        self.left = [key for key in dict.fromkeys(keys) if key not in self.known and key != self.there]
+        if self.process is None and len(self.left) > 1:
             self.fork()
         self.send()
 

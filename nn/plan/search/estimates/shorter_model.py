@@ -137,10 +137,10 @@ def rows(batch: Any, n: int) -> Any:
 
 class LayersKnown(NamedTuple):
     """Layers of a kind, as planned: their figures, if a model of a few of them can be planned, whether they draw random
-    numbers, and words."""
+    numbers, if that is known, and words."""
 
-    figures: StageFigures | None
-    draws: bool
+    figures: StageFigures | None = None
+    draws: bool | None = None
     said: str = ""
 
 
@@ -174,7 +174,9 @@ class ShortModels:
         for kind in self.kinds(at):
             if kind not in self.figures:
                 found = self.ahead.of(kind)
-                self.figures[kind], self.space = found.figures, replace(self.space, draws=found.draws)
+                self.figures[kind] = found.figures
+                if found.draws is not None:
+                    self.space = replace(self.space, draws=found.draws)
                 if found.said:
                     self.told(found.said)
             figures = self.figures[kind]
@@ -185,7 +187,7 @@ class ShortModels:
 
     def expect(self, choices: Iterable[Degrees]) -> None:
         """The figures of these choices are likely to be asked for next."""
-        self.ahead.expect(dict.fromkeys(kind for at in choices for kind in self.kinds(at)))
+        self.ahead.expect(kind for at in choices for kind in self.kinds(at))
 
     def kinds(self, at: Degrees) -> list[LayerKind]:
         """The kinds of layers of a choice, one or two."""
@@ -205,10 +207,10 @@ class ShortModels:
     def looked_at(self, kind: LayerKind) -> LayersKnown:
         """Plan layers of a kind."""
         tensor, samples, again, data, expert, context, host = kind
-        stages, draws = LAYERS if self.space.layers else 1, self.space.draws
+        stages, draws = LAYERS if self.space.layers else 1, None
         parts = max(1, min(max(PARTS, SAMPLES // samples // data), self.space.batch // samples // data))
         if not self.few or stages == parts == 1:  # figures are of micro-batches
-            return LayersKnown(None, draws)
+            return LayersKnown()
         at = Degrees(stages, data, tensor, parts, again=again, expert=expert, context=context, host=host)
         try:
             with use_cluster(roomy(default_cluster(self.space.kind))):

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 
 import pytest
 import torch
@@ -35,11 +34,10 @@ def working(make: object = made, processes: int = 2) -> Iterator[Ahead[int, tupl
 
 def heard(answers: Ahead[int, tuple[int, int]], key: int) -> bool:
     """Whether the other process has made an answer, for which it has as long as it takes."""
-    for _ in count():
-        answers.hear()
-        if key in answers.known or answers.wire is None:
-            break
+    answers.hear()
+    while key not in answers.known and answers.wire is not None:
         time.sleep(0.01)
+        answers.hear()
     return key in answers.known
 
 

@@ -114,6 +114,23 @@ def test_layers_are_captured_once_for_all_sizes_of_tensor(monkeypatch: pytest.Mo
     assert len({known.memory for known in seeking.found.values()}) == 4
 
 
+def test_layers_that_cannot_be_planned_tell_nothing_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that looked at them may know less of the model than the one that asks."""
+    model, tokens = made()
+    with priced_by("h100x8*1"):
+        seeking = searching(ALL, model, tokens)
+        fresh = searching(ALL, model, tokens).short
+        monkeypatch.setattr(fresh, "sample", lambda *args: 1 / 0)
+        seeking.add([Degrees(1, 8, 1, 2)])
+        other = Degrees(1, 4, 2, 4)
+        kind = seeking.short.kind(other)
+        seeking.short.ahead.known[kind] = fresh.looked_at(kind)
+        seeking.add([other])
+    assert [*seeking.found] == [Degrees(1, 8, 1, 2)]
+    assert fresh.space.draws
+    assert not seeking.space.draws
+
+
 class Placed(Net):
     """Makes words of its own where the grid is."""
 
@@ -366,9 +383,7 @@ def test_experts_may_be_shared_by_ranks_of_data() -> None:
         assert not seeking.space.expert_sizes(Degrees(2, 4, 1, 2))  # four ranks cannot have as many as would do
         seeking.add(iter([at]))
         known, tried = seeking.found[at], seeking.trying.add(seeking.candidate(at))
-        few = seeking.short.looked_at(
-            LayerKind(1, 2, NONE, 4, 4)
-        ).figures  # of half as many samples, which are captured anew
+        few = seeking.short.looked_at(LayerKind(1, 2, NONE, 4, 4)).figures  # half as many samples, captured anew
     assert few is not None
     assert tried.checked is not None, tried.why
     assert "grid cuda (data=8, expert=8 folds data)" in seeking.candidate(at).plan.text
